@@ -1,0 +1,32 @@
+# Two commands: `make quickstart` (install, then raw text to a pretrained encoder) and `make test`.
+PYTHON ?= python3
+VENV   ?= .venv
+OUT    ?= runs/quickstart
+BIN    := $(VENV)/bin
+
+.PHONY: quickstart test lint clean
+
+quickstart: $(VENV)/installed
+	$(BIN)/keras-bert-ref quickstart --out $(OUT) --overwrite $(if $(TEXT),--text $(TEXT))
+
+test: $(VENV)/installed-test
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "Python 3.11, 3.12 or 3.13 is needed: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: setup.cfg pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/installed-test: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info runs/quickstart

@@ -1,0 +1,34 @@
+"""BERT for TensorFlow and Keras 3 (Devlin, Chang, Lee, Toutanova, NAACL 2019).
+
+Importing this package is quick: TensorFlow is loaded when a name that needs it is first used.
+"""
+
+import importlib
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "BertAdamW": "optimization",
+    "BertConfig": "config",
+    "BertEncoder": "encoder",
+    "BertError": "errors",
+    "BertPretrainer": "models",
+    "Encoding": "tokenization",
+    "WarmupLinear": "optimization",
+    "WordPieceTokenizer": "tokenization",
+    "learn_vocabulary": "vocabulary",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name):
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,62 @@
+"""The one place that imports TensorFlow and Keras: quietly, and with the right backend.
+
+TensorFlow's C++ side writes start-up notes (oneDNN, missing CUDA drivers, CPU features) straight to
+file descriptor 2, before any log level applies. They are dropped here; anything else written
+meanwhile is passed on.
+"""
+
+import contextlib
+import os
+import re
+import sys
+import tempfile
+
+from keras_bert_ref.errors import ConfigError
+
+# glog/absl prefixes ("I0000 00:00:…", "E0000 …", "2026-… : I tensorflow/…") and their continuation.
+_NOISE = re.compile(
+    rb"^([IWE]\d{4} \d\d:\d\d:|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] "
+    rb"|WARNING: All log messages before absl::InitializeLog|To enable the following instructions:)"
+)
+
+
+@contextlib.contextmanager
+def _without_startup_notes():
+    try:
+        stderr = os.dup(2)
+    except OSError:  # no stderr at all: nothing to keep clean
+        yield
+        return
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            held.seek(0)
+            rest = [line for line in held if not _NOISE.match(line)]
+            with contextlib.suppress(OSError):
+                os.write(2, b"".join(rest))
+
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+if os.environ.setdefault("KERAS_BACKEND", "tensorflow") != "tensorflow":
+    raise ConfigError(
+        f"KERAS_BACKEND is {os.environ['KERAS_BACKEND']!r}: keras_bert_ref runs on TensorFlow; "
+        "unset the variable or set it to 'tensorflow' before Keras is imported."
+    )
+with _without_startup_notes():
+    import keras
+    import tensorflow as tf
+
+    tf.config.list_physical_devices()  # the CUDA probe writes its note here, not at import
+if keras.backend.backend() != "tensorflow":
+    raise ConfigError(
+        f"Keras was imported with the {keras.backend.backend()!r} backend: keras_bert_ref runs on "
+        "TensorFlow; set KERAS_BACKEND=tensorflow before the first import of Keras."
+    )
+
+__all__ = ["keras", "tf"]

@@ -1,0 +1,37 @@
+"""What this library raises when the input, and not the library, is at fault.
+
+Each message names the file, line, tensor or setting and says what to do; the command line prints it
+without a stack trace. Every class is also the built-in error a caller would expect to catch.
+"""
+
+
+class BertError(Exception):
+    """Base of all errors of this library."""
+
+
+class ConfigError(BertError, ValueError):
+    """A setting that is unknown, out of range or at odds with another."""
+
+
+class VocabularyError(BertError, ValueError):
+    """A vocabulary that cannot be read or used."""
+
+
+class CorpusError(BertError, ValueError):
+    """Raw text that cannot be turned into training data."""
+
+
+class RecordError(BertError, ValueError):
+    """TFRecord shards that are damaged, or do not fit each other or the model."""
+
+
+class OutputError(BertError, OSError):
+    """An output place that is in use, or cannot be written."""
+
+
+class CheckpointError(BertError, ValueError):
+    """A checkpoint that is damaged, or does not fit the model or the run."""
+
+
+class DivergedError(BertError, ArithmeticError):
+    """Training stopped because the loss was no longer finite."""
