@@ -1,0 +1,305 @@
+"""WordPiece tokenization, equal to the original's piece for piece, with offsets into the text."""
+
+import dataclasses
+import hashlib
+import itertools
+import re
+
+import numpy as np
+
+from keras_bert_ref.basic_tokenization import BasicTokenizer, chunks, located_chunks
+from keras_bert_ref.errors import ConfigError, VocabularyError
+from keras_bert_ref.vocabulary import check_vocabulary, read_vocabulary, write_vocabulary
+
+_MAX_WORD = 200  # characters; a longer word is [UNK]
+# What `decode` does about the spaces around punctuation.
+_READABLE = (
+    (re.compile(r" (?=[.,;:!?%)\]}’”])"), ""),
+    (re.compile(r"(?<=[(\[{“‘]) "), ""),
+    (re.compile(r"(?<=\w) (['’-]) (?=\w)"), r"\1"),
+)
+_MEMO_ENTRIES = 1 << 18
+_MEMO_KEY = 32  # characters; longer chunks hardly ever come again
+
+
+class _Memo(dict):
+    """Remembers what it computed; when full it forgets everything and starts again."""
+
+    def __init__(self, compute):
+        self._compute = compute
+
+    def __missing__(self, key):
+        value = self._compute(key)
+        if len(key) <= _MEMO_KEY:
+            if len(self) >= _MEMO_ENTRIES:
+                self.clear()
+            self[key] = value
+        return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoding:
+    """A text, or a pair of texts, as the model takes it: [CLS] text [SEP] pair [SEP].
+
+    All fields are lists of the same length S.
+
+    Attributes:
+        tokens: the pieces, strings.
+        input_ids: their ids.
+        input_mask: ones; padding, added later, is 0.
+        segment_ids: 0 for [CLS] text [SEP], 1 for pair [SEP].
+        offsets: (start, end) such that `text[start:end]` (or `pair[start:end]`) is what the piece
+            came from, in characters of the string as given; None for [CLS] and [SEP]. For [UNK] it
+            is the whole word.
+        word_ids: the index of the word (or punctuation mark) within its text; None for [CLS] and
+            [SEP].
+    """
+
+    tokens: list
+    input_ids: list
+    input_mask: list
+    segment_ids: list
+    offsets: list
+    word_ids: list
+
+
+class WordPieceTokenizer:
+    """Splits text into the pieces of a vocabulary (Devlin et al. 2019, section 3).
+
+    Instances can be shared by threads and sent to processes.
+
+    Args:
+        vocabulary: the pieces in the order of their ids.
+        lower_case: lower-case the text; what the vocabulary was made with decides.
+        strip_accents: strip accents; None follows `lower_case`, as in the original.
+        never_split: pieces to keep whole wherever they occur in the text, even next to a letter:
+            with "[MASK]", the text "un[MASK]." gives "un", "[MASK]", ".". They are looked for in
+            the text as given, before it is lower-cased. By default even "[MASK]" is split, as in
+            the original.
+
+    Raises:
+        VocabularyError: a piece is empty or there twice, or a special piece is missing.
+        ConfigError: `never_split` has a piece that is not in the vocabulary.
+    """
+
+    def __init__(self, vocabulary, lower_case=True, strip_accents=None, never_split=()):
+        self.vocabulary = tuple(vocabulary)
+        check_vocabulary(self.vocabulary)
+        self.lower_case = lower_case
+        self.strip_accents = lower_case if strip_accents is None else strip_accents
+        self.never_split = (never_split,) if isinstance(never_split, str) else tuple(never_split)
+
+        self._ids = {piece: i for i, piece in enumerate(self.vocabulary)}
+        unknown = [piece for piece in self.never_split if piece not in self._ids]
+        if unknown:
+            raise ConfigError(
+                f"never_split: {', '.join(map(repr, unknown))} is not in the vocabulary, so it "
+                "could only become [UNK]"
+            )
+        self.vocab_size = len(self.vocabulary)
+        self.pad_id = self._ids["[PAD]"]
+        self.unk_id = self._ids["[UNK]"]
+        self.cls_id = self._ids["[CLS]"]
+        self.sep_id = self._ids["[SEP]"]
+        self.mask_id = self._ids["[MASK]"]
+        self.continues_word = np.array([piece.startswith("##") for piece in self.vocabulary])
+        self.continues_word.flags.writeable = False
+        text = "".join(f"{piece}\n" for piece in self.vocabulary)
+        self.vocabulary_sha256 = hashlib.sha256(text.encode()).hexdigest()
+
+        self._continuations = {
+            piece[2:]: i for piece, i in self._ids.items() if piece.startswith("##")
+        }
+        self._longest = max(map(len, self.vocabulary))
+        longest_first = sorted(self.never_split, key=len, reverse=True)
+        self._protected = (
+            re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
+        )
+        self._basic = BasicTokenizer(self.lower_case, self.strip_accents)
+        self._ids_of_word = _Memo(self._match)
+        self._ids_of_chunk = _Memo(self._chunk_ids)
+        self._spans_of_chunk = _Memo(self._chunk_spans)
+
+    @classmethod
+    def from_vocab(cls, path, lower_case=True, strip_accents=None, never_split=()):
+        """Reads the vocabulary from a file, a piece a line. For the arguments see the class.
+
+        Raises:
+            VocabularyError: see `read_vocabulary`.
+        """
+        return cls(read_vocabulary(path), lower_case, strip_accents, never_split)
+
+    def save_vocabulary(self, path):
+        """Writes the vocabulary, a piece a line; see `write_vocabulary`."""
+        write_vocabulary(path, self.vocabulary)
+
+    def __reduce__(self):
+        settings = (self.vocabulary, self.lower_case, self.strip_accents, self.never_split)
+        return type(self), settings
+
+    def tokenize(self, text):
+        """Returns the pieces of a text, a list of strings."""
+        vocabulary = self.vocabulary
+        return [vocabulary[i] for i in self.token_ids(text)]
+
+    def token_ids(self, text):
+        """Returns the ids of the pieces of a text, a list of ints: `tokenize`, but faster."""
+        _check_text(text)
+        if self._protected is None:
+            return self._plain_ids(text)
+        ids = []
+        for i, part in enumerate(self._protected.split(text)):
+            if i % 2:
+                ids.append(self._ids[part])
+            else:
+                ids += self._plain_ids(part)
+        return ids
+
+    def encode(self, text, pair=None, max_length=None):
+        """Encodes a text, or a pair of texts, as the model takes it.
+
+        Args:
+            text: a string.
+            pair: a second string, such as the paragraph to a question.
+            max_length: the most pieces, specials included; what is too much is cut from the end of
+                the longer of the two.
+
+        Returns:
+            An Encoding.
+
+        Raises:
+            ConfigError: `max_length` leaves no room for [CLS] and [SEP].
+        """
+        texts = [text] if pair is None else [text, pair]
+        room = None
+        if max_length is not None:
+            room = max_length - 1 - len(texts)
+            if room < 0:
+                raise ConfigError(
+                    f"max_length={max_length} has no room for [CLS] and {len(texts)} [SEP]; it is "
+                    f"at least {1 + len(texts)}"
+                )
+        # No part can be longer than the room, so nothing beyond it needs to be tokenized.
+        parts = [list(itertools.islice(self._pieces(text), room)) for text in texts]
+        if room is not None:
+            _truncate(parts, room)
+        pieces, segment_ids = [(self.cls_id, None, None)], [0]
+        for segment, part in enumerate(parts):
+            pieces += [*part, (self.sep_id, None, None)]
+            segment_ids += [segment] * (len(part) + 1)
+        input_ids, offsets, word_ids = map(list, zip(*pieces, strict=True))
+        return Encoding(
+            tokens=[self.vocabulary[i] for i in input_ids],
+            input_ids=input_ids,
+            input_mask=[1] * len(input_ids),
+            segment_ids=segment_ids,
+            offsets=offsets,
+            word_ids=word_ids,
+        )
+
+    def decode(self, ids, skip_special=True):
+        """Joins pieces into readable text.
+
+        What tokenization lost stays lost: case and accents (if the tokenizer drops them), the kind
+        and amount of white space, deleted characters, and the words that became [UNK].
+
+        Args:
+            ids: ids of pieces, a sequence of ints or an array [S].
+            skip_special: leave out [PAD], [CLS] and [SEP]; [MASK] and [UNK] stand for
+                text and stay.
+
+        Returns:
+            A string.
+
+        Raises:
+            VocabularyError: an id is outside the vocabulary.
+        """
+        pieces = []
+        skipped = {self.pad_id, self.cls_id, self.sep_id} if skip_special else ()
+        for i in np.asarray(ids, dtype=np.int64).ravel().tolist():
+            if not 0 <= i < self.vocab_size:
+                raise VocabularyError(
+                    f"id {i} is outside the vocabulary; ids are 0 to {self.vocab_size - 1}"
+                )
+            if i not in skipped:
+                pieces.append(self.vocabulary[i])
+        text = " ".join(pieces).replace(" ##", "")
+        for pattern, replacement in _READABLE:
+            text = pattern.sub(replacement, text)
+        return text
+
+    def _plain_ids(self, text):
+        ids_of = self._ids_of_chunk.__getitem__
+        ids = []
+        for block in chunks(text):
+            ids.extend(itertools.chain.from_iterable(map(ids_of, block)))
+        return ids
+
+    def _chunk_ids(self, chunk):
+        words = self._basic.words(chunk)
+        if len(words) == 1:
+            return self._ids_of_word[words[0]]
+        return tuple(itertools.chain.from_iterable(map(self._ids_of_word.__getitem__, words)))
+
+    def _match(self, word):
+        """Returns the ids of the longest pieces that make up a word, from left to right."""
+        if len(word) > _MAX_WORD:
+            return (self.unk_id,)
+        ids, pieces, start = [], self._ids, 0
+        while start < len(word):
+            for end in range(min(len(word), start + self._longest), start, -1):
+                found = pieces.get(word[start:end])
+                if found is not None:
+                    break
+            else:
+                return (self.unk_id,)
+            ids.append(found)
+            pieces, start = self._continuations, end
+        return tuple(ids)
+
+    def _pieces(self, text):
+        """Yields the id, the (start, end) in the text and the word's index of each piece."""
+        _check_text(text)
+        word, position = 0, 0
+        parts = [text] if self._protected is None else self._protected.split(text)
+        for i, part in enumerate(parts):
+            if i % 2:
+                yield self._ids[part], (position, position + len(part)), word
+                word += 1
+            else:
+                for start, chunk in located_chunks(part):
+                    start += position
+                    words, spans = self._spans_of_chunk[chunk]
+                    for id_, first, last, index in spans:
+                        yield id_, (start + first, start + last), word + index
+                    word += words
+            position += len(part)
+
+    def _chunk_spans(self, chunk):
+        """Returns the number of words of a chunk and (id, start, end, word) of its pieces."""
+        words = self._basic.located_words(chunk)
+        pieces = []
+        for index, (word, spans) in enumerate(words):
+            begin = 0
+            ids = self._ids_of_word[word]
+            for i in ids:
+                length = len(self.vocabulary[i]) - (2 if begin else 0)
+                if ids == (self.unk_id,):
+                    length = len(word)
+                part = spans[begin : begin + length]
+                pieces.append((i, min(part)[0], max(end for _, end in part), index))
+                begin += length
+        return len(words), tuple(pieces)
+
+
+def _check_text(text):
+    if not isinstance(text, str):
+        hint = "; decode it first" if isinstance(text, bytes) else ""
+        raise TypeError(f"the text to tokenize must be a str, not {type(text).__name__}{hint}")
+
+
+def _truncate(parts, room):
+    """Cuts lists to `room` items together, one at a time from the end of the longer."""
+    while sum(map(len, parts)) > room:
+        longer = parts[0] if len(parts) == 1 or len(parts[0]) > len(parts[1]) else parts[1]
+        longer.pop()
