@@ -1,0 +1,42 @@
+"""The one description of a pretraining record, for whoever writes, reads or exports it.
+
+The names, shapes and types are those of the records Google published with BERT. A dynamically
+masked shard holds the same record without the three `masked_lm_*` features: they are drawn while
+reading.
+"""
+
+from typing import NamedTuple
+
+DYNAMIC = None  # in place of max_predictions_per_seq: a record without masked_lm_* features
+
+
+class Feature(NamedTuple):
+    """Shape and NumPy type name of one feature of a record."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def record_features(
+    max_seq_length: int, max_predictions_per_seq: int | None = DYNAMIC
+) -> dict[str, Feature]:
+    """Returns the features of one record, by name.
+
+    Args:
+        max_seq_length: S, the length of `input_ids`.
+        max_predictions_per_seq: P, the number of slots for masked positions; None for records
+            which are masked while reading.
+    """
+    features = {
+        "input_ids": Feature((max_seq_length,), "int64"),  # [CLS] A [SEP] B [SEP], then zeros
+        "input_mask": Feature((max_seq_length,), "int64"),  # 1 for tokens, 0 for padding
+        "segment_ids": Feature((max_seq_length,), "int64"),  # 0 for [CLS] A [SEP], 1 for B [SEP]
+        "next_sentence_labels": Feature((1,), "int64"),  # 1: B was drawn from another document
+    }
+    if max_predictions_per_seq is not DYNAMIC:
+        features |= {
+            "masked_lm_positions": Feature((max_predictions_per_seq,), "int64"),  # ascending
+            "masked_lm_ids": Feature((max_predictions_per_seq,), "int64"),  # what stood there
+            "masked_lm_weights": Feature((max_predictions_per_seq,), "float32"),  # 0: unused slot
+        }
+    return features
