@@ -65,17 +65,18 @@ _SPLIT = _Translation(lambda char: _spaced(char) if _is_punctuation(char) else c
 _STRIP_AND_SPLIT = _Translation(lambda char: None if _is_mark(char) else _SPLIT[ord(char)])
 
 
-def chunks(text):
-    """Yields lists of the white-space-delimited chunks of a text, a bounded part at a time."""
+def blocks(text):
+    """Yields a text in parts of bounded length, cut only where words end anyway."""
     start = 0
     while len(text) - start > _BLOCK and (cut := _CUT.search(text, start + _BLOCK)):
-        yield _split(text[start : cut.start()])
+        yield text[start : cut.start()]
         start = cut.start()
-    yield _split(text[start:])
+    yield text[start:] if start else text
 
 
-def _split(text):
-    if _FALSE_SPACE.search(text):
+def chunks(text):
+    """Returns the white-space-delimited chunks of a text."""
+    if not text.isprintable() and _FALSE_SPACE.search(text):  # the first test is the faster
         text = _FALSE_SPACE.sub("", text)
     return text.split()
 
@@ -163,10 +164,10 @@ def _lower(token):
 
 def _decompose(token):
     parts = [(c, origin) for char, origin in token for c in unicodedata.normalize("NFD", char)]
-    # Canonical order: each run of marks is sorted by combining class.
+    # Canonical order: each run of marks is sorted by combining class (which is 0 for the others).
     ordered = []
-    for are_marks, run in itertools.groupby(parts, lambda part: _combining(part) > 0):
-        ordered += sorted(run, key=_combining) if are_marks else list(run)
+    for _, run in itertools.groupby(parts, lambda part: _combining(part) > 0):
+        ordered += sorted(run, key=_combining)
     return ordered
 
 

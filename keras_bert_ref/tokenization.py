@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from keras_bert_ref.basic_tokenization import BasicTokenizer, chunks, located_chunks
+from keras_bert_ref.basic_tokenization import BasicTokenizer, blocks, chunks, located_chunks
 from keras_bert_ref.errors import ConfigError, VocabularyError
 from keras_bert_ref.vocabulary import check_vocabulary, read_vocabulary, write_vocabulary
 
@@ -229,10 +229,10 @@ class WordPieceTokenizer:
         return text
 
     def _plain_ids(self, text):
-        ids_of = self._ids_of_chunk.__getitem__
-        ids = []
-        for block in chunks(text):
-            ids.extend(itertools.chain.from_iterable(map(ids_of, block)))
+        ids, ids_of = [], self._ids_of_chunk.__getitem__
+        for block in blocks(text):
+            for chunk_ids in map(ids_of, chunks(block)):
+                ids += chunk_ids
         return ids
 
     def _chunk_ids(self, chunk):

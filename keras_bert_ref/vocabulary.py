@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from keras_bert_ref.basic_tokenization import BasicTokenizer, chunks
+from keras_bert_ref.basic_tokenization import BasicTokenizer, blocks, chunks
 from keras_bert_ref.errors import ConfigError, OutputError, VocabularyError
 
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -141,8 +141,8 @@ def _count_words(texts, basic, progress):
         chunk_counts.clear()
 
     for text in texts:
-        for block in chunks(text):
-            chunk_counts.update(block)
+        for block in blocks(text):
+            chunk_counts.update(chunks(block))
         if len(chunk_counts) > 1 << 18:
             flush()
         if progress:

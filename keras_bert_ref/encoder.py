@@ -1,0 +1,134 @@
+"""The BERT encoder (Devlin et al. 2019, section 3) as a Keras Functional model."""
+
+from keras_bert_ref._tensorflow import keras, tf
+from keras_bert_ref.config import BertConfig
+from keras_bert_ref.errors import ConfigError
+from keras_bert_ref.layers import AttentionBias, Embeddings, TransformerBlock, dense
+
+ATTENTION_KINDS = ("bidirectional", "left_to_right")
+
+
+@keras.saving.register_keras_serializable("keras_bert_ref")
+class BertEncoder(keras.Model):
+    """A stack of transformer blocks over word, position and segment embeddings.
+
+    ```python
+    encoder = BertEncoder(BertConfig.from_name("tiny"))
+    outputs = encoder({"input_ids": ids, "input_mask": mask, "segment_ids": segments})
+    outputs["sequence_output"]  # [B, S, H]
+    ```
+
+    The model takes a dict of int32 tensors [B, S] under the names of the published TFRecords:
+    `input_ids`, `input_mask` (1 for real pieces, 0 for padding) and `segment_ids` (0 for sentence
+    A, 1 for B). It returns a flat dict:
+
+    - `sequence_output` [B, S, H], the last hidden state;
+    - `pooled_output` [B, H], a dense layer with tanh over the last hidden state of [CLS];
+    - `hidden_states` [B, L+1, S, H] on request: 0 is the embedding output, L the last layer;
+    - `attentions` [B, L, A, S, S] on request: probabilities, before dropout.
+
+    Args:
+        config: a `BertConfig`.
+        hidden_states: whether the outputs include all hidden states.
+        attentions: whether the outputs include the attention probabilities.
+        attention: "bidirectional", or "left_to_right" (table 5 of the paper).
+        dtype: a Keras dtype policy, such as "mixed_bfloat16"; None takes Keras's global policy.
+        name: the model's name.
+
+    Raises:
+        ConfigError: `attention` is neither of the two.
+    """
+
+    def __init__(
+        self,
+        config,
+        *,
+        hidden_states=False,
+        attentions=False,
+        attention="bidirectional",
+        dtype=None,
+        name="bert",
+    ):
+        if attention not in ATTENTION_KINDS:
+            raise ConfigError(
+                f"attention {attention!r} is unknown: choose {' or '.join(ATTENTION_KINDS)}"
+            )
+        dtype = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
+        inputs = {
+            key: keras.Input((None,), dtype="int32", name=key)
+            for key in ("input_ids", "input_mask", "segment_ids")
+        }
+        embeddings = Embeddings(config, name="embeddings", dtype=dtype)
+        attention_bias = AttentionBias(attention, name="attention_bias", dtype=dtype)
+        blocks = [
+            TransformerBlock(config, name=f"layer_{number}", dtype=dtype)
+            for number in range(config.num_hidden_layers)
+        ]
+        pooler = dense(config.hidden_size, config, activation="tanh", name="pooler", dtype=dtype)
+
+        x = embeddings(inputs["input_ids"], inputs["segment_ids"])  # [T, H]
+        bias = attention_bias(inputs["input_mask"])
+        states, probabilities = [x], []
+        for block in blocks:
+            x, block_probabilities = block(x, bias)
+            states.append(x)
+            probabilities.append(block_probabilities)
+
+        like_ids = inputs["input_ids"]
+        sequence_output = _Sequences(name="sequences", dtype=dtype)(x, like_ids)
+        outputs = {
+            "sequence_output": sequence_output,
+            "pooled_output": pooler(_FirstPiece(name="first_piece", dtype=dtype)(sequence_output)),
+        }
+        if hidden_states:
+            outputs["hidden_states"] = _Stack(name="hidden_states", dtype=dtype)(
+                [
+                    _Sequences(name=f"sequences_{n}", dtype=dtype)(s, like_ids)
+                    for n, s in enumerate(states)
+                ]
+            )
+        if attentions:
+            outputs["attentions"] = _Stack(name="attentions", dtype=dtype)(probabilities)
+        super().__init__(inputs=inputs, outputs=outputs, name=name)
+
+        self.config = config
+        self.attention = attention
+        self.embeddings = embeddings
+        self.blocks = blocks
+        self.pooler = pooler
+        self.dtype_policy = dtype  # Functional models would otherwise report the global policy
+        self._wants = {"hidden_states": hidden_states, "attentions": attentions}
+
+    def get_config(self):
+        return {
+            "config": self.config.to_dict(),
+            **self._wants,
+            "attention": self.attention,
+            "dtype": keras.dtype_policies.serialize(self.dtype_policy),
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**{**config, "config": BertConfig.from_dict(config["config"])})
+
+
+class _Sequences(keras.layers.Layer):
+    """[T, H] back to [B, S, H], with B and S those of the ids."""
+
+    def call(self, x, ids):
+        return tf.reshape(x, [tf.shape(ids)[0], tf.shape(ids)[1], x.shape[-1]])
+
+
+class _FirstPiece(keras.layers.Layer):
+    """The hidden state of [CLS]: [B, S, H] to [B, H]."""
+
+    def call(self, x):
+        return x[:, 0]
+
+
+class _Stack(keras.layers.Layer):
+    """A list of L tensors [B, …] to one [B, L, …]."""
+
+    def call(self, tensors):
+        return tf.stack(tensors, axis=1)

@@ -1,0 +1,272 @@
+"""The layers of the encoder: embeddings, self-attention, transformer block.
+
+Inside the encoder, activations are two-dimensional, one row a token: a dense layer is then one
+matrix product that TensorFlow fuses with its bias and activation, and an element-wise operation
+runs over one flat block. Only attention looks at sequences.
+
+Axes in comments: B batch, S sequence, T = B·S tokens, H hidden, A heads, d = H/A, V vocabulary.
+"""
+
+from keras_bert_ref._tensorflow import keras, tf
+
+_ACTIVATIONS = {
+    "gelu": lambda x: tf.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: tf.nn.gelu(x, approximate=True),
+    "relu": tf.nn.relu,
+    "tanh": tf.nn.tanh,
+    "linear": lambda x: x,
+}
+
+# Added to the score of a key that must not be seen. Finite, so that a row without any visible key
+# (padding in a batch) gives a defined result, and within float16's range.
+_HIDDEN_KEY = -10000.0
+
+
+def activation(name):
+    """Returns the activation function that `BertConfig.hidden_act` names."""
+    return _ACTIVATIONS[name]
+
+
+def dense(units, config, *, activation=None, name, dtype):
+    """Returns a dense layer that starts as the paper's do: truncated normal 0.02, zero bias."""
+    return keras.layers.Dense(
+        units,
+        activation=activation,
+        kernel_initializer=initializer(config),
+        name=name,
+        dtype=dtype,
+    )
+
+
+def initializer(config):
+    """Returns a fresh truncated normal initializer of the configuration's width."""
+    return keras.initializers.TruncatedNormal(stddev=config.initializer_range)
+
+
+@tf.custom_gradient
+def lookup(table, ids):
+    """Returns the rows `ids` of `table`, [..., H].
+
+    The gradient is one dense tensor. TensorFlow's own, a list of rows, would turn the gradient of
+    the tied decoder (all V rows of the same table) into a list as well before adding them up.
+    """
+
+    def gradient(upstream):
+        rows = tf.reshape(upstream, [-1, upstream.shape[-1]])
+        return tf.math.unsorted_segment_sum(rows, tf.reshape(ids, [-1]), tf.shape(table)[0]), None
+
+    return tf.gather(table, ids), gradient
+
+
+class Dropout(keras.layers.Layer):
+    """Drops elements while training; the kept ones are scaled up by the share that is kept.
+
+    Each element takes 16 random bits rather than a float32 random number, half the work of what is
+    a tenth of a training step on CPU. The rate is therefore a multiple of 2⁻¹⁶.
+    """
+
+    def __init__(self, rate, *, name, dtype):
+        super().__init__(name=name, dtype=dtype)
+        self.rate = rate
+        self.threshold = round(rate * 2**16)
+        self.seeds = keras.random.SeedGenerator(name="seeds")
+
+    def call(self, x, training=False):
+        if not training or self.threshold == 0:
+            return x
+        shape, count = tf.shape(x), tf.size(x)
+        words = tf.random.stateless_uniform(
+            [(count + 1) // 2], self.seeds.next(), minval=None, maxval=None, dtype=tf.int32
+        )
+        bits = tf.reshape(tf.bitcast(words, tf.uint16), [-1])[:count]
+        keep = tf.reshape(tf.cast(bits, tf.int32) >= self.threshold, shape)
+        return tf.where(keep, x * (2**16 / (2**16 - self.threshold)), tf.zeros([], x.dtype))
+
+
+class LayerNorm(keras.layers.Layer):
+    """Layer normalization over the last axis, computed in float32 whatever the compute dtype."""
+
+    def __init__(self, epsilon, *, name, dtype):
+        super().__init__(name=name, dtype=dtype)
+        self.epsilon = epsilon
+
+    def build(self, shape):
+        size = shape[-1:]
+        self.gamma = self.add_weight(shape=size, initializer="ones", name="gamma", autocast=False)
+        self.beta = self.add_weight(shape=size, initializer="zeros", name="beta", autocast=False)
+
+    def call(self, x):
+        x = tf.cast(x, tf.float32)
+        centered = x - tf.reduce_mean(x, axis=-1, keepdims=True)
+        variance = tf.reduce_mean(tf.square(centered), axis=-1, keepdims=True)
+        normal = centered * tf.math.rsqrt(variance + self.epsilon)
+        return tf.cast(normal * self.gamma + self.beta, self.compute_dtype)
+
+
+class Embeddings(keras.layers.Layer):
+    """Word + position + segment embeddings, normalized, then dropout (paper, section 3, figure 2).
+
+    Call arguments:
+        input_ids: int [B, S], ids of word pieces.
+        segment_ids: int [B, S], 0 for sentence A, 1 for sentence B.
+
+    Returns:
+        [T, H], rows in the order of the flattened input.
+    """
+
+    def __init__(self, config, *, name, dtype):
+        super().__init__(name=name, dtype=dtype)
+        self.config = config
+        self.norm = LayerNorm(config.layer_norm_eps, name="LayerNorm", dtype=dtype)
+        self.dropout = Dropout(config.hidden_dropout_prob, name="dropout", dtype=dtype)
+
+    def build(self, *_):
+        config = self.config
+
+        def table(rows, name):
+            # Looked up and summed in float32: casting a whole table to look up a few rows of it
+            # would cost more than the lookup.
+            return self.add_weight(
+                shape=(rows, config.hidden_size),
+                initializer=initializer(config),
+                name=name,
+                autocast=False,
+            )
+
+        self.word_embeddings = table(config.vocab_size, "word_embeddings")
+        self.position_embeddings = table(config.max_position_embeddings, "position_embeddings")
+        self.token_type_embeddings = table(config.type_vocab_size, "token_type_embeddings")
+        self.norm.build((None, config.hidden_size))
+
+    def call(self, input_ids, segment_ids, training=False):
+        config = self.config
+        length = tf.shape(input_ids)[1]
+        words = lookup(tf.convert_to_tensor(self.word_embeddings), input_ids)  # [B, S, H]
+        positions = self.position_embeddings[:length]  # [S, H]
+        # A product with one-hot rows: its gradient is a product too, not a scatter into two rows.
+        segments = tf.matmul(
+            tf.one_hot(tf.reshape(segment_ids, [-1]), config.type_vocab_size),
+            self.token_type_embeddings,
+        )  # [T, H]
+        x = tf.reshape(words + positions, [-1, config.hidden_size]) + segments
+        return self.dropout(self.norm(x), training=training)
+
+
+class AttentionBias(keras.layers.Layer):
+    """Turns the mask of real pieces into what is added to the attention scores.
+
+    Only keys are masked: a padding position attends to the real ones like any other, and nobody
+    reads what it becomes.
+
+    Args:
+        attention: "bidirectional", or "left_to_right" where a position sees itself and those before
+            it (the LTR model of the paper's table 5).
+
+    Call arguments:
+        input_mask: int [B, S], 1 for real pieces, 0 for padding.
+
+    Returns:
+        [B, 1, 1, S], or [B, 1, S, S] left to right.
+    """
+
+    def __init__(self, attention, *, name, dtype):
+        super().__init__(name=name, dtype=dtype)
+        self.attention = attention
+
+    def call(self, input_mask):
+        visible = tf.cast(input_mask, self.compute_dtype)[:, None, None, :]
+        if self.attention == "left_to_right":
+            length = tf.shape(input_mask)[1]
+            visible *= tf.linalg.band_part(tf.ones([length, length], self.compute_dtype), -1, 0)
+        return (1 - visible) * _HIDDEN_KEY
+
+
+class SelfAttention(keras.layers.Layer):
+    """Multi-head scaled dot-product attention of a sequence with itself.
+
+    Call arguments:
+        x: [T, H].
+        attention_bias: [B, 1, 1 or S, S], added to the scores.
+
+    Returns:
+        context [T, H], and the attention probabilities [B, A, S, S] before dropout.
+    """
+
+    def __init__(self, config, *, name, dtype):
+        super().__init__(name=name, dtype=dtype)
+        self.config = config
+        self.query = dense(config.hidden_size, config, name="query", dtype=dtype)
+        self.key = dense(config.hidden_size, config, name="key", dtype=dtype)
+        self.value = dense(config.hidden_size, config, name="value", dtype=dtype)
+        self.dropout = Dropout(config.attention_probs_dropout_prob, name="dropout", dtype=dtype)
+
+    def build(self, *_):
+        for projection in (self.query, self.key, self.value):
+            projection.build((None, self.config.hidden_size))
+
+    def call(self, x, attention_bias, training=False):
+        config = self.config
+        batch, length = tf.shape(attention_bias)[0], tf.shape(attention_bias)[3]
+
+        def heads(rows):
+            shape = [batch, length, config.num_attention_heads, config.head_size]
+            return tf.transpose(tf.reshape(rows, shape), [0, 2, 1, 3])  # [B, A, S, d]
+
+        query, key, value = heads(self.query(x)), heads(self.key(x)), heads(self.value(x))
+        scores = tf.matmul(query, key, transpose_b=True) * config.head_size**-0.5
+        probabilities = tf.nn.softmax(scores + attention_bias)  # [B, A, S, S]
+        context = tf.matmul(self.dropout(probabilities, training=training), value)
+        context = tf.reshape(tf.transpose(context, [0, 2, 1, 3]), [-1, config.hidden_size])
+        return context, probabilities
+
+
+class TransformerBlock(keras.layers.Layer):
+    """One layer of the encoder: attention, then a feed-forward network, each added and normalized.
+
+    Normalization comes after the addition, as in Vaswani et al. (2017) and the original BERT.
+
+    Call arguments:
+        x: [T, H].
+        attention_bias: [B, 1, 1 or S, S].
+
+    Returns:
+        [T, H], and the attention probabilities [B, A, S, S].
+    """
+
+    def __init__(self, config, *, name, dtype):
+        super().__init__(name=name, dtype=dtype)
+        self.config = config
+        hidden, rate = config.hidden_size, config.hidden_dropout_prob
+        self.attention = SelfAttention(config, name="self_attention", dtype=dtype)
+        self.attention_output = dense(hidden, config, name="attention_output", dtype=dtype)
+        self.attention_dropout = Dropout(rate, name="attention_dropout", dtype=dtype)
+        self.attention_norm = LayerNorm(
+            config.layer_norm_eps, name="attention_LayerNorm", dtype=dtype
+        )
+        self.intermediate = dense(
+            config.intermediate_size,
+            config,
+            activation=activation(config.hidden_act),
+            name="intermediate",
+            dtype=dtype,
+        )
+        self.feed_forward_output = dense(hidden, config, name="output", dtype=dtype)
+        self.output_dropout = Dropout(rate, name="output_dropout", dtype=dtype)
+        self.output_norm = LayerNorm(config.layer_norm_eps, name="output_LayerNorm", dtype=dtype)
+
+    def build(self, *_):
+        rows = (None, self.config.hidden_size)
+        self.attention.build()
+        self.attention_output.build(rows)
+        self.attention_norm.build(rows)
+        self.intermediate.build(rows)
+        self.feed_forward_output.build((None, self.config.intermediate_size))
+        self.output_norm.build(rows)
+
+    def call(self, x, attention_bias, training=False):
+        context, probabilities = self.attention(x, attention_bias, training=training)
+        context = self.attention_dropout(self.attention_output(context), training=training)
+        x = self.attention_norm(x + context)  # [T, H]
+        inner = self.intermediate(x)  # [T, 4H]
+        inner = self.output_dropout(self.feed_forward_output(inner), training=training)
+        return self.output_norm(x + inner), probabilities

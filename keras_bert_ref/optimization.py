@@ -1,0 +1,157 @@
+"""The paper's optimizer and learning-rate schedule (appendix A.2 and the original release)."""
+
+import re
+
+from keras_bert_ref._tensorflow import keras, tf
+from keras_bert_ref.errors import ConfigError
+
+
+@keras.saving.register_keras_serializable("keras_bert_ref")
+class WarmupLinear(keras.optimizers.schedules.LearningRateSchedule):
+    """A rate that rises linearly for W steps, then falls linearly to 0 at step T.
+
+    As in the original, the two lines do not meet: the rate at step t is lr·t/W while t < W, and
+    lr·(1 - t/T) from then on, so the first step has rate 0 and the rate drops a little at W.
+
+    Args:
+        learning_rate: the peak, lr.
+        steps: T, the number of training steps.
+        warmup_steps: W, below T.
+        continuous: whether the falling line starts at the peak instead, lr·(T - t)/(T - W).
+
+    Raises:
+        ConfigError: a rate or number of steps is out of range.
+    """
+
+    def __init__(self, learning_rate, steps, warmup_steps=0, *, continuous=False):
+        if not 0 < learning_rate < float("inf"):
+            raise ConfigError(f"learning_rate must be above 0, not {learning_rate!r}")
+        if not 0 <= warmup_steps < steps:
+            raise ConfigError(
+                f"warmup_steps must be at least 0 and below the {steps} training steps, "
+                f"not {warmup_steps}"
+            )
+        self.learning_rate = learning_rate
+        self.steps = steps
+        self.warmup_steps = warmup_steps
+        self.continuous = continuous
+
+    def __call__(self, step):
+        step = tf.cast(step, tf.float32)
+        rising = step / max(self.warmup_steps, 1)
+        start = self.warmup_steps if self.continuous else 0
+        falling = 1 - tf.minimum(step - start, self.steps - start) / (self.steps - start)
+        return self.learning_rate * tf.where(step < self.warmup_steps, rising, falling)
+
+    def get_config(self):
+        return {
+            "learning_rate": self.learning_rate,
+            "steps": self.steps,
+            "warmup_steps": self.warmup_steps,
+            "continuous": self.continuous,
+        }
+
+
+@keras.saving.register_keras_serializable("keras_bert_ref")
+class BertAdamW(keras.optimizers.Optimizer):
+    """Adam with decoupled weight decay as the original release computes it.
+
+    For a gradient g, clipped by global norm together with all others:
+
+        m ← β₁·m + (1 - β₁)·g        v ← β₂·v + (1 - β₂)·g²
+        p ← p - lr·(m / (√v + ε) + λ·p)
+
+    with λ = 0 for layer normalization and biases. The original does not correct the bias of m and v
+    towards zero; `bias_correction=True` does, as in Kingma & Ba (2015).
+
+    Args:
+        learning_rate: a float or a schedule.
+        weight_decay_rate: λ.
+        beta_1, beta_2, epsilon: as above.
+        clip_norm: the global norm that gradients are clipped to, once they are summed over all
+            replicas; None leaves them as they are.
+        no_decay: regular expressions; a variable whose path one of them matches is not decayed.
+        bias_correction: whether m and v are divided by 1 - βᵗ.
+        name: the optimizer's name.
+    """
+
+    def __init__(
+        self,
+        learning_rate=1e-4,
+        *,
+        weight_decay_rate=0.01,
+        beta_1=0.9,
+        beta_2=0.999,
+        epsilon=1e-6,
+        clip_norm=1.0,
+        no_decay=("LayerNorm", "bias"),
+        bias_correction=False,
+        name="bert_adamw",
+    ):
+        super().__init__(learning_rate=learning_rate, name=name)
+        if clip_norm is not None and clip_norm <= 0:
+            raise ConfigError(f"clip_norm must be above 0 or None, not {clip_norm!r}")
+        self.weight_decay_rate = weight_decay_rate
+        self.beta_1 = beta_1
+        self.beta_2 = beta_2
+        self.epsilon = epsilon
+        self.clip_norm = clip_norm
+        self.no_decay = tuple(no_decay)
+        self.bias_correction = bias_correction
+
+    def build(self, variables):
+        if self.built:
+            return
+        super().build(variables)
+        self._momentums, self._velocities = self.add_optimizer_variables(variables, ["m", "v"])
+        self._decays = [
+            not any(re.search(pattern, variable.path) for pattern in self.no_decay)
+            for variable in variables
+        ]
+
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        # Keras clips before replicas are summed, each by its own norm. Sum first, then clip once.
+        pairs = self._all_reduce_sum_gradients(
+            [(g, getattr(v, "value", v)) for g, v in zip(grads, trainable_variables, strict=True)]
+        )
+        variables = [variable for _, variable in pairs]
+        gradients = [tf.convert_to_tensor(gradient) for gradient, _ in pairs]
+        if self.clip_norm is not None:
+            gradients, _ = tf.clip_by_global_norm(gradients, self.clip_norm)
+        tf.__internal__.distribute.interim.maybe_merge_call(
+            self._distributed_tf_update_step,
+            self._distribution_strategy,
+            list(zip(gradients, variables, strict=True)),
+            learning_rate,
+        )
+
+    def update_step(self, gradient, variable, learning_rate):
+        index = self._get_variable_index(variable)
+        m, v = self._momentums[index].value, self._velocities[index].value
+        gradient = tf.cast(gradient, m.dtype)
+        rate = tf.cast(learning_rate, m.dtype)
+        new_m = m.assign_add((1 - self.beta_1) * (gradient - m))
+        new_v = v.assign_add((1 - self.beta_2) * (tf.square(gradient) - v))
+        if self.bias_correction:
+            step = tf.cast(self.iterations + 1, m.dtype)
+            new_m = new_m / (1 - self.beta_1**step)
+            new_v = new_v / (1 - self.beta_2**step)
+        update = new_m / (tf.sqrt(new_v) + self.epsilon)
+        if self._decays[index]:
+            update += self.weight_decay_rate * variable
+        variable.assign_sub(rate * update)
+
+    def get_config(self):
+        return {
+            "name": self.name,
+            "learning_rate": keras.saving.serialize_keras_object(self._learning_rate)
+            if isinstance(self._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
+            else float(self.learning_rate),
+            "weight_decay_rate": self.weight_decay_rate,
+            "beta_1": self.beta_1,
+            "beta_2": self.beta_2,
+            "epsilon": self.epsilon,
+            "clip_norm": self.clip_norm,
+            "no_decay": list(self.no_decay),
+            "bias_correction": self.bias_correction,
+        }
