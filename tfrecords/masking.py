@@ -12,6 +12,8 @@ import numpy as np
 
 from tfrecords.settings import InstanceSettings
 
+_NO_CANDIDATE = np.uint64(2**64 - 1)  # a key behind all others
+
 
 def mask_one(
     ids: list[int], settings: InstanceSettings, vocabulary, rng: random.Random
@@ -112,43 +114,46 @@ def _choose(input_ids, lengths, settings, vocabulary, rng):
     candidate &= (input_ids != vocabulary.cls_id) & (input_ids != vocabulary.sep_id)
     predictions = settings.predictions_by_length()[lengths]
     keys = _uint32(rng, n * s).reshape(n, s) << np.uint64(32)
+    if settings.whole_word_masking:
+        opens = candidate & ~vocabulary.continues_word[input_ids]
+        opens[np.arange(n), candidate.argmax(axis=1)] = True
+        first = np.maximum.accumulate(np.where(opens, position, 0), axis=1)  # of a token's word
+        keys = np.take_along_axis(keys, first, axis=1)  # the word's: it stays together and in order
 
-    if not settings.whole_word_masking:
-        # The position rides in the low bits of the key: one plain sort, no argsort.
-        keys = np.where(candidate, keys | position.astype(np.uint64), np.uint64(2**64 - 1))
-        keys.sort(axis=1)
-        order = (keys & np.uint64(0xFFFF)).astype(np.int64)[:, : predictions.max()]
-        rank = np.arange(order.shape[1])
-        accepted = rank < np.minimum(predictions, candidate.sum(axis=1))[:, None]
-        chosen = np.zeros((n, s + 1), bool)  # column s takes what was not accepted
-        np.put_along_axis(chosen, np.where(accepted, order, s), True, axis=1)
-        return chosen[:, :s]
-
-    starts = candidate & ~vocabulary.continues_word[input_ids]
-    starts[np.arange(n), candidate.argmax(axis=1)] = True
-    start = np.maximum.accumulate(np.where(starts, position, 0), axis=1)  # of the token's word
-    # Tokens of a word share its key and stay together, behind the one that opens the word.
-    keys = np.take_along_axis(keys, start, axis=1)
-    keys |= (start << 16 | position).astype(np.uint64)
-    keys = np.where(candidate, keys, np.uint64(2**64 - 1))
+    # The position rides in the low bits of the key: one plain sort instead of an argsort.
+    keys = np.where(candidate, keys | position.astype(np.uint64), _NO_CANDIDATE)
     keys.sort(axis=1)
-    order = (keys & np.uint64(0xFFFF)).astype(np.int64)
-    word = np.where(keys < np.uint64(2**64 - 1), start[np.arange(n)[:, None], order % s], s)
-    sizes = np.bincount((np.arange(n)[:, None] * s + start)[candidate], minlength=n * s)
+    order = np.where(keys < _NO_CANDIDATE, keys & np.uint64(0xFFFF), s).astype(np.int64)
+    if settings.whole_word_masking:
+        cells = (np.arange(n)[:, None] * s + first)[candidate]
+        sizes = np.bincount(cells, minlength=n * s).reshape(n, s)  # of a word, where it opens
+        accepted = _fitting_words(order, np.where(opens, sizes, 0), predictions)
+    else:
+        order = order[:, : settings.max_predictions_per_seq]
+        accepted = np.arange(order.shape[1]) < predictions[:, None]
+    chosen = np.zeros((n, s + 1), bool)  # column S takes what is not accepted
+    np.put_along_axis(chosen, np.where(accepted, order, s), True, axis=1)
+    return chosen[:, :s]
 
-    chosen = np.zeros((n, s + 1), bool)
-    room = predictions.copy()
+
+def _fitting_words(order, sizes, room):
+    """Returns which tokens of `order` belong to words that fit in the room left, bool [N, S].
+
+    `sizes` [N, S] has the size of a word at the position that opens it, 0 elsewhere.
+    """
+    n, s = order.shape
+    sizes = np.take_along_axis(np.pad(sizes, ((0, 0), (0, 1))), order, axis=1).T.copy()
+    inside = (order < s).T.copy()
+    accepted = np.zeros((s, n), bool)
     fits = np.zeros(n, bool)
-    every = np.arange(n)
     for rank in range(s):
-        opens = (word[:, rank] == order[:, rank]) & (word[:, rank] < s)
-        size = sizes.reshape(n, s)[every, word[:, rank] % s]
-        fits = np.where(opens, size <= room, fits & (word[:, rank] < s))
-        room -= np.where(opens & fits, size, 0)
-        chosen[every, np.where(fits, order[:, rank], s)] = True
+        opens = sizes[rank] > 0
+        fits = np.where(opens, sizes[rank] <= room, fits & inside[rank])
+        room = room - sizes[rank] * fits
+        accepted[rank] = fits
         if not room.any() and not fits.any():
             break
-    return chosen[:, :s]
+    return accepted.T
 
 
 def _uint32(rng, count):
