@@ -13,10 +13,14 @@ _HOME = {
     "BertEncoder": "encoder",
     "BertError": "errors",
     "BertPretrainer": "models",
+    "TrainingSchedule": "training",
+    "Trainer": "training",
     "Encoding": "tokenization",
     "WarmupLinear": "optimization",
     "WordPieceTokenizer": "tokenization",
+    "fill_mask": "masked_prediction",
     "learn_vocabulary": "vocabulary",
+    "make_strategy": "training",
 }
 
 __all__ = sorted(_HOME)

@@ -13,4 +13,5 @@ class Perplexity(keras.metrics.Mean):
 
 def correct(labels, logits):
     """Returns 1.0 where the highest logit is the label's: int [...], float [..., C] → [...]."""
-    return tf.cast(tf.argmax(logits, axis=-1, output_type=labels.dtype) == labels, tf.float32)
+    best = tf.argmax(logits, axis=-1, output_type=labels.dtype)
+    return tf.cast(tf.equal(best, labels), tf.float32)  # not ==, which forgets unknown shapes

@@ -1,0 +1,40 @@
+"""The command line, `keras-bert-ref`: one module a group of commands.
+
+Exit codes: 0 done, 1 an error that the message explains, 2 wrong usage or settings, 3 training
+stopped because the loss was not finite, 130 interrupted.
+"""
+
+import sys
+
+import typer
+from rich.console import Console
+
+from keras_bert_ref.errors import BertError, ConfigError, DivergedError
+
+app = typer.Typer(
+    help="BERT for TensorFlow and Keras 3: from raw text to a pretrained encoder.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main():
+    """Runs the command line; errors of input end in a sentence, not in a stack trace."""
+    from keras_bert_ref.cli import data, pretrain, quickstart  # noqa: F401  each adds its commands
+
+    try:
+        app()
+    except BertError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {_escape(error)}", soft_wrap=True)
+        sys.exit(3 if isinstance(error, DivergedError) else 1 + isinstance(error, ConfigError))
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted", style="yellow")
+        sys.exit(130)
+
+
+def _escape(error):
+    from rich.markup import escape
+
+    return escape(str(error))

@@ -1,0 +1,288 @@
+"""`pretrain`: TFRecord shards to a pretrained encoder."""
+
+import dataclasses
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keras_bert_ref.cli import app
+from keras_bert_ref.cli.progress import console, progress_bar
+from keras_bert_ref.config import BertConfig
+from keras_bert_ref.errors import ConfigError, OutputError
+
+PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What decides the result of a pretraining run; the defaults are the paper's (appendix A.2)."""
+
+    steps: int = 1_000_000
+    batch_size: int = 256  # rows, over all devices and micro-batches
+    learning_rate: float = 1e-4  # the peak
+    warmup_steps: int | None = None  # None for 1 % of the steps, as the paper's 10,000 are
+    precision: str = "float32"  # a Keras dtype policy
+    attention: str = "bidirectional"  # or "left_to_right" (table 5)
+    micro_batches: int = 1
+    seed: int = 0  # of weights, dropout, data order and dynamic masks
+
+    def __post_init__(self):
+        if self.precision not in PRECISIONS:
+            raise ConfigError(
+                f"precision {self.precision!r} is unknown: choose one of {', '.join(PRECISIONS)}"
+            )
+        for name in ("steps", "batch_size", "micro_batches"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+    @property
+    def warmup(self):
+        """The number of warmup steps, decided."""
+        return self.steps // 100 if self.warmup_steps is None else self.warmup_steps
+
+
+@app.command()
+def pretrain(
+    data: Annotated[
+        str,
+        typer.Option(help="A folder that create-data made, or a glob of the original's shards."),
+    ],
+    out: Annotated[Path, typer.Option(help="The run's folder; a run found there is continued.")],
+    config: Annotated[
+        str, typer.Option(help="tiny, mini, small, medium, base, large, or a bert_config.json.")
+    ] = "base",
+    vocab: Annotated[
+        Path | None, typer.Option(help="Vocabulary of shards that come without a manifest.")
+    ] = None,
+    lower_case: Annotated[
+        bool, typer.Option("--lower-case/--cased", help="Casing of shards without a manifest.")
+    ] = True,
+    steps: Annotated[int, typer.Option(help="Updates in the whole run.")] = Recipe.steps,
+    batch_size: Annotated[int, typer.Option(help="Rows an update.")] = Recipe.batch_size,
+    learning_rate: Annotated[float, typer.Option(help="The peak.")] = Recipe.learning_rate,
+    warmup_steps: Annotated[
+        int | None, typer.Option(help="Updates until the peak; by default 1 % of the steps.")
+    ] = None,
+    precision: Annotated[str, typer.Option(help=", ".join(PRECISIONS))] = Recipe.precision,
+    attention: Annotated[
+        str, typer.Option(help="bidirectional or left_to_right.")
+    ] = Recipe.attention,
+    micro_batches: Annotated[
+        int, typer.Option(help="Parts an update's rows are computed in, to save memory.")
+    ] = 1,
+    seed: Annotated[int, typer.Option(help="Of weights, dropout, data order and masks.")] = 0,
+    strategy: Annotated[str, typer.Option(help="auto, one-device or mirrored.")] = "auto",
+    log_every: Annotated[int, typer.Option(help="Steps between logged metrics.")] = 100,
+    evaluate_every: Annotated[int, typer.Option(help="Steps between evaluations.")] = 1000,
+    checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 1000,
+    keep: Annotated[int, typer.Option(help="Checkpoints that stay on disk.")] = 3,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Start anew, deleting a run found at --out.")
+    ] = False,
+):
+    """Pretrain a BERT on TFRecord shards: masked language model and next sentence prediction.
+
+    A run that ended early goes on from its last checkpoint when the command is given again. The
+    split "heldout" of the data, if there is one, is what the run is evaluated on.
+    """
+    recipe = Recipe(
+        steps=steps,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        warmup_steps=warmup_steps,
+        precision=precision,
+        attention=attention,
+        micro_batches=micro_batches,
+        seed=seed,
+    )
+    results = run(
+        data,
+        out,
+        config,
+        recipe,
+        vocab=vocab,
+        lower_case=lower_case,
+        strategy=strategy,
+        overwrite=overwrite,
+        log_every=log_every,
+        evaluate_every=evaluate_every,
+        checkpoint_every=checkpoint_every,
+        keep=keep,
+    )
+    console.print("  ".join(f"{name} {value:.4f}" for name, value in results.items()))
+    console.print(f"model: {out / 'model'}   curves: tensorboard --logdir {out / 'logs'}")
+
+
+def run(
+    data,
+    out,
+    config,
+    recipe,
+    *,
+    vocab=None,
+    lower_case=True,
+    strategy="auto",
+    overwrite=False,
+    **every,
+):
+    """Pretrains with a progress bar, or continues; returns the last metrics.
+
+    Args:
+        data: see the command's `--data`.
+        out: the run's folder.
+        config: a size's name or the path of a `bert_config.json`.
+        recipe: a `Recipe`.
+        vocab: the vocabulary file of shards without a manifest.
+        lower_case: the casing of shards without a manifest.
+        strategy: see `make_strategy`.
+        overwrite: whether a run found at `out` is deleted first.
+        **every: fields of `TrainingSchedule`.
+    """
+    from tfrecords.reader import explain, open_shards, pretraining_dataset
+
+    shards = open_shards(data)
+    tokenizer = _tokenizer(shards, vocab, lower_case)
+    config = _config(config, tokenizer, shards)
+    next_sentence = shards.manifest is None or shards.manifest.settings.next_sentence
+    _clear(out, overwrite)
+
+    from keras_bert_ref import training
+    from keras_bert_ref._tensorflow import keras, tf
+    from keras_bert_ref.encoder import BertEncoder
+    from keras_bert_ref.models import BertPretrainer
+    from keras_bert_ref.optimization import BertAdamW, WarmupLinear
+    from keras_bert_ref.pretrained import save_pretrained
+
+    schedule = training.TrainingSchedule(
+        steps=recipe.steps, micro_batches=recipe.micro_batches, **every
+    )
+    rate = WarmupLinear(recipe.learning_rate, recipe.steps, recipe.warmup)
+    strategy = training.make_strategy(strategy)
+    rows = _rows_per_replica(recipe, strategy.num_replicas_in_sync)
+    training.hold_settings(
+        out,
+        {
+            **dataclasses.asdict(recipe),
+            "config": config.to_dict(),
+            "data": _fingerprint(shards),
+            "vocabulary": tokenizer.vocabulary_sha256,
+        },
+    )
+    keras.utils.set_random_seed(recipe.seed)
+    with strategy.scope():
+        model = BertPretrainer(
+            BertEncoder(config, attention=recipe.attention, dtype=recipe.precision),
+            next_sentence=next_sentence,
+        )
+        model.compile(optimizer=BertAdamW(rate))
+
+    def batches(first, context):
+        return pretraining_dataset(
+            shards,
+            rows * context.num_replicas_in_sync // context.num_input_pipelines,
+            seed=recipe.seed,
+            start_batch=first,
+            input_context=context,
+            vocab_size=config.vocab_size,
+        )
+
+    evaluation = None
+    if shards.manifest is not None and "heldout" in shards.manifest.splits:
+        evaluation = pretraining_dataset(
+            data, rows, split="heldout", shuffle=False, epochs=1, drop_remainder=False
+        )
+    trainer = training.Trainer(model, out, schedule)
+    console.print(
+        f"{model.count_params():,} parameters, {sum(shards.records):,} rows of "
+        f"{shards.max_seq_length}, {recipe.precision}"
+    )
+    with progress_bar("steps") as bars:
+        bar = bars.add_task("pretraining", total=recipe.steps, note="")
+
+        def report(step, metrics):
+            note = {"note": _note(metrics)} if metrics else {}
+            bars.update(bar, completed=step, **note)
+
+        try:
+            results = trainer.train(batches, evaluation, report=report)
+        except tf.errors.OpError as error:
+            found = explain(error, shards, vocab_size=config.vocab_size)
+            if found is None:
+                raise
+            raise found from error
+    save_pretrained(model, tokenizer, out / "model")
+    return results
+
+
+def _note(metrics):
+    shown = {
+        "masked_lm_loss": "MLM loss",
+        "masked_lm_accuracy": "acc",
+        "next_sentence_accuracy": "NSP",
+    }
+    return "  ".join(
+        f"{label} {metrics[name]:.3f}" for name, label in shown.items() if name in metrics
+    )
+
+
+def _tokenizer(shards, vocab, lower_case):
+    from keras_bert_ref.tokenization import WordPieceTokenizer
+
+    if shards.manifest is not None:
+        return WordPieceTokenizer.from_vocab(
+            shards.folder / shards.manifest.vocabulary["file"], **shards.manifest.tokenizer
+        )
+    if vocab is None:
+        raise ConfigError(
+            f"{shards.files[0]} comes without a manifest: name its vocabulary with --vocab"
+        )
+    return WordPieceTokenizer.from_vocab(vocab, lower_case)
+
+
+def _config(config, tokenizer, shards):
+    if config.endswith(".json") or os.sep in config:
+        config = BertConfig.from_json(config)
+    else:
+        config = BertConfig.from_name(config, vocab_size=tokenizer.vocab_size)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ConfigError(
+            f"the vocabulary has {tokenizer.vocab_size} pieces, the configuration's vocab_size is "
+            f"{config.vocab_size}: it must hold them all"
+        )
+    if shards.max_seq_length > config.max_position_embeddings:
+        raise ConfigError(
+            f"the rows have {shards.max_seq_length} pieces, the configuration's "
+            f"max_position_embeddings is {config.max_position_embeddings}: make them as long"
+        )
+    return config
+
+
+def _clear(out, overwrite):
+    """Makes sure that `out` is free, or holds a run."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not (out / "run.json").is_file():
+        raise OutputError(f"{out} is in use and holds no run: choose another folder")
+    if overwrite:
+        shutil.rmtree(out)
+
+
+def _rows_per_replica(recipe, replicas):
+    rows, rest = divmod(recipe.batch_size, replicas)
+    if rest or rows % recipe.micro_batches:
+        raise ConfigError(
+            f"batch_size {recipe.batch_size} does not divide into {replicas} devices × "
+            f"{recipe.micro_batches} micro-batches"
+        )
+    return rows
+
+
+def _fingerprint(shards):
+    """Names the data: what was written, not where it lies."""
+    files = [(os.path.basename(f), n) for f, n in zip(shards.files, shards.records, strict=True)]
+    manifest = shards.manifest and dataclasses.asdict(shards.manifest)
+    return hashlib.sha256(repr((files, shards.bytes, manifest)).encode()).hexdigest()

@@ -1,0 +1,238 @@
+"""`quickstart`: raw text to a pretrained encoder in a few minutes, and a look at what it learned."""
+
+import random
+import shutil
+import time
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from keras_bert_ref.cli import app
+from keras_bert_ref.cli.data import create, learn
+from keras_bert_ref.cli.pretrain import Recipe, run
+from keras_bert_ref.cli.progress import console
+from keras_bert_ref.errors import ConfigError, OutputError
+
+_MARK = "quickstart.txt"  # names the folder as ours, so that --overwrite deletes nothing else
+_CONFIG, _VOCABULARY, _BATCH, _LENGTH = "tiny", 8000, 32, 128
+
+
+@app.command()
+def quickstart(
+    out: Annotated[Path, typer.Option(help="The folder for everything this writes.")],
+    text: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Your own text files or globs: paragraphs or sentences a line, a blank line "
+            "between documents. By default, the documentation in the installed packages."
+        ),
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="Minutes to pretrain for.")] = 4.0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what an earlier quickstart wrote.")
+    ] = False,
+):
+    """Learn a vocabulary, write shards, pretrain a small BERT, and show what it has learned."""
+    if minutes <= 0:
+        raise ConfigError(f"--minutes must be above 0, not {minutes}")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if not (overwrite and (out / _MARK).is_file()):
+            raise OutputError(
+                f"{out} is not empty: choose another folder"
+                + (", or allow --overwrite" if (out / _MARK).is_file() else "")
+            )
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / _MARK).write_text("Written by keras-bert-ref quickstart.\n")
+
+    console.rule("1. text")
+    texts = text or [_installed_text(out / "text.txt")]
+    console.rule("2. vocabulary")
+    learn(texts, out / "vocab.txt", _VOCABULARY, True, None, "replace")
+    console.rule("3. pretraining data")
+    manifest = _create_data(texts, out)
+    console.rule("4. pretraining")
+    recipe = _recipe(out / "data", manifest, minutes)
+    results = run(
+        out / "data",
+        out / "run",
+        _CONFIG,
+        recipe,
+        log_every=50,
+        evaluate_every=max(200, recipe.steps // 4),
+        checkpoint_every=max(200, recipe.steps // 4),
+    )
+    console.rule("5. what it learned")
+    _show(out, results)
+
+
+def _installed_text(path):
+    from keras_bert_ref.cli.installed_text import write_installed_text
+
+    with console.status("collecting the documentation in the installed packages"):
+        modules, paragraphs = write_installed_text(path)
+    console.print(f"{modules:,} modules with {paragraphs:,} paragraphs of documentation in {path}")
+    return str(path)
+
+
+def _create_data(texts, out):
+    from keras_bert_ref.tokenization import WordPieceTokenizer
+    from tfrecords.settings import InstanceSettings
+
+    return create(
+        texts,
+        WordPieceTokenizer.from_vocab(out / "vocab.txt"),
+        out / "data",
+        InstanceSettings(max_seq_length=_LENGTH, dupe_factor=3),
+        split_sentences="en",
+        errors="replace",
+        held_out=0.05,
+    )
+
+
+def _recipe(data, manifest, minutes):
+    """Times a few steps, then chooses how many fit the minutes."""
+    from keras_bert_ref import training
+    from keras_bert_ref._tensorflow import tf
+    from keras_bert_ref.config import BertConfig
+    from keras_bert_ref.encoder import BertEncoder
+    from keras_bert_ref.models import BertPretrainer
+    from keras_bert_ref.optimization import BertAdamW
+    from tfrecords.reader import pretraining_dataset
+
+    precision = training.fast_precision()
+    with console.status("timing a few steps"):
+        config = BertConfig.from_name(_CONFIG, vocab_size=manifest.vocabulary["size"])
+        model = BertPretrainer(BertEncoder(config, dtype=precision))
+        model.compile(optimizer=BertAdamW(1e-4))
+        batches = iter(pretraining_dataset(data, _BATCH))
+        step = tf.function(model.train_step)
+        step(next(batches))  # traces
+        began, count = time.perf_counter(), 0
+        while count < 5 or time.perf_counter() - began < 5:
+            step(next(batches))["loss"].numpy()
+            count += 1
+    rate = count / (time.perf_counter() - began)
+    steps = max(100, int(rate * minutes * 60))
+    console.print(f"{rate:.1f} steps a second: {steps:,} steps of {_BATCH} rows")
+    return Recipe(
+        steps=steps,
+        batch_size=_BATCH,
+        # A small model and few steps take, and need, a higher rate than the paper's 1e-4.
+        learning_rate=1e-3,
+        warmup_steps=steps // 10,
+        precision=precision,
+    )
+
+
+def _show(out, results):
+    from keras_bert_ref.masked_prediction import MASK, fill_mask
+    from keras_bert_ref.pretrained import load_pretrained
+
+    model, tokenizer = load_pretrained(out / "run" / "model")
+    baseline = _baseline(out / "data", tokenizer.vocab_size)
+    table = Table(title="on documents it has not seen")
+    for column in ("", "this BERT", "baseline", "the baseline"):
+        table.add_column(column, justify="left" if column in ("", "the baseline") else "right")
+    piece = tokenizer.vocabulary[baseline["piece"]]
+    for label, name, form, meaning in (
+        ("MLM accuracy", "masked_lm_accuracy", "{:.1%}", f"always the commonest piece, {piece!r}"),
+        ("MLM loss (nats)", "masked_lm_loss", "{:.3f}", "each piece by its frequency"),
+        ("NSP accuracy", "next_sentence_accuracy", "{:.1%}", "always the commoner label"),
+    ):
+        if name in results:
+            values = form.format(results[name]), form.format(baseline[name])
+            table.add_row(label, *values, meaning)
+    console.print(table)
+
+    guesses = Table(title=f"top five for {MASK}", show_lines=True)
+    for column in ("sentence", "truth", "predictions"):
+        guesses.add_column(column, overflow="fold")
+    for sentence, truth in _sentences(out / "data", tokenizer, count=4):
+        (best,) = fill_mask(model, tokenizer, sentence)
+        guesses.add_row(
+            sentence.replace(MASK, r"[bold]\[MASK][/]"),
+            truth,
+            "  ".join(
+                f"[green]{piece}[/] {p:.0%}" if piece == truth else f"{piece} {p:.0%}"
+                for piece, p in best
+            ),
+        )
+    console.print(guesses)
+    console.print(
+        f"""
+[bold]Written[/]
+  {out / "vocab.txt"}        the vocabulary
+  {out / "data"}             TFRecord shards and their manifest
+  {out / "run"}              checkpoints, metrics.jsonl, TensorBoard logs
+  {out / "run" / "model"}        the model: weights, configuration, vocabulary
+
+[bold]Next[/]
+  keras-bert-ref pretrain --data {out / "data"} --out {out / "mini"} --config mini --steps 5000 --batch-size 32
+  keras-bert-ref create-data --help
+  python -c "import keras, keras_bert_ref.models; keras.saving.load_model('{out / "run" / "model" / "model.keras"}').summary()"
+  tensorboard --logdir {out / "run" / "logs"}""",
+        soft_wrap=True,
+    )
+
+
+def _baseline(data, vocab_size):
+    """Scores on the held-out split what needs no model: frequencies in the training split."""
+    from tfrecords.reader import pretraining_dataset
+
+    def counts(split):
+        pieces, next_sentences = np.zeros(vocab_size), np.zeros(2)
+        for _, labels in pretraining_dataset(
+            data, 256, split=split, shuffle=False, epochs=1, drop_remainder=False
+        ):
+            used = labels["masked_lm_weights"].numpy() > 0
+            pieces += np.bincount(labels["masked_lm_ids"].numpy()[used], minlength=vocab_size)
+            next_sentences += np.bincount(labels["next_sentence_labels"].numpy(), minlength=2)
+        return pieces, next_sentences
+
+    (pieces, labels), (held_out, held_out_labels) = counts("train"), counts("heldout")
+    shares = (pieces + 1) / (pieces + 1).sum()  # one more of each, so that none is impossible
+    return {
+        "piece": int(pieces.argmax()),
+        "masked_lm_accuracy": held_out[pieces.argmax()] / held_out.sum(),
+        "masked_lm_loss": -(held_out * np.log(shares)).sum() / held_out.sum(),
+        "next_sentence_accuracy": held_out_labels[labels.argmax()] / held_out_labels.sum(),
+    }
+
+
+def _sentences(data, tokenizer, count):
+    """Yields held-out sentences in which one whole word is masked, and that word."""
+    from tfrecords.reader import pretraining_dataset
+
+    rows = pretraining_dataset(data, 1, split="heldout", shuffle=False, epochs=1)
+    choose, found, seen = random.Random(0), 0, set()
+    for features, labels in rows:
+        ids = features["input_ids"].numpy()[0]
+        used = labels["masked_lm_weights"].numpy()[0] > 0
+        ids[features["masked_lm_positions"].numpy()[0][used]] = labels["masked_lm_ids"].numpy()[0][
+            used
+        ]
+        pieces = [tokenizer.vocabulary[i] for i in ids]
+        ends = [n for n, piece in enumerate(pieces) if piece == "."]
+        for first, last in zip(ends, ends[1:], strict=False):
+            sentence = pieces[first + 1 : last + 1]
+            words = [
+                n
+                for n, piece in enumerate(sentence[:-1])
+                if piece.isalpha() and len(piece) > 3 and not sentence[n + 1].startswith("##")
+            ]
+            if 8 <= len(sentence) <= 20 and words and "[SEP]" not in sentence:
+                masked = choose.choice(words)
+                truth = sentence[masked]
+                text = tokenizer.decode(ids[first + 1 : last + 1])
+                if text in seen or text.count(truth) != 1:
+                    continue
+                seen.add(text)
+                found += 1
+                yield text.replace(truth, "[MASK]"), truth
+                break
+        if found == count:
+            return

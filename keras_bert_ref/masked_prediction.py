@@ -1,0 +1,56 @@
+"""What a pretrained model puts in the place of [MASK]."""
+
+import numpy as np
+
+from keras_bert_ref._tensorflow import tf
+from keras_bert_ref.errors import ConfigError
+from keras_bert_ref.tokenization import WordPieceTokenizer
+
+MASK = "[MASK]"
+
+
+def fill_mask(model, tokenizer, text, *, top=5):
+    """Predicts the pieces behind each [MASK] of a text.
+
+    Args:
+        model: a `BertPretrainer`.
+        tokenizer: the `WordPieceTokenizer` it was trained with.
+        text: a string that holds "[MASK]" at least once.
+        top: how many predictions to return for each.
+
+    Returns:
+        For each [MASK] in order, a list of `top` pairs (piece, probability), the likeliest first.
+
+    Raises:
+        ConfigError: the text holds no [MASK], or is longer than the model can read.
+    """
+    if MASK not in tokenizer.never_split:
+        tokenizer = WordPieceTokenizer(
+            tokenizer.vocabulary,
+            tokenizer.lower_case,
+            tokenizer.strip_accents,
+            (*tokenizer.never_split, MASK),
+        )
+    encoding = tokenizer.encode(text)
+    longest = model.encoder.config.max_position_embeddings
+    if len(encoding.input_ids) > longest:
+        raise ConfigError(
+            f"the text has {len(encoding.input_ids)} pieces, the model reads at most {longest}"
+        )
+    positions = [n for n, piece in enumerate(encoding.tokens) if piece == MASK]
+    if not positions:
+        raise ConfigError(f"the text has no {MASK} to fill: {text!r}")
+    features = {
+        "input_ids": [encoding.input_ids],
+        "input_mask": [encoding.input_mask],
+        "segment_ids": [encoding.segment_ids],
+        "masked_lm_positions": [positions],
+    }
+    features = {name: tf.constant(value, tf.int32) for name, value in features.items()}
+    logits = model(features, training=False)["masked_lm_logits"][0]
+    probabilities = tf.nn.softmax(logits).numpy()  # [P, V]
+    best = np.argsort(-probabilities, axis=-1, kind="stable")[:, :top]
+    return [
+        [(tokenizer.vocabulary[index], float(row[index])) for index in indices]
+        for indices, row in zip(best, probabilities, strict=True)
+    ]
