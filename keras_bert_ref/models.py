@@ -22,6 +22,12 @@ class TaskModel(keras.Model):
     - `update_metrics(labels, outputs, values, weights)`.
     """
 
+    def fit(self, x=None, y=None, **options):
+        """See `keras.Model.fit`."""
+        if isinstance(x, tf.data.Dataset):
+            options.setdefault("shuffle", False)  # Keras warns of its own default, True
+        return super().fit(x, y, **options)
+
     def train_step(self, data):
         """Updates the variables by one batch of (features, labels); returns the metrics so far."""
         return self.train_on_micro_batches([data])
@@ -135,7 +141,9 @@ class BertPretrainer(TaskModel):
     def loss_weights(self, labels):
         weights = {"masked_lm": labels["masked_lm_weights"]}
         if self.next_sentence:
-            weights["next_sentence"] = tf.ones_like(labels["next_sentence_labels"], tf.float32)
+            # Ones, but made from the data: to a replica that has run out of data tf.distribute feeds
+            # a batch of no rows, and ones of the static shape would count rows that are not there.
+            weights["next_sentence"] = tf.cast(labels["next_sentence_labels"] >= 0, tf.float32)
         return weights
 
     def loss_values(self, labels, outputs):
@@ -153,8 +161,8 @@ class BertPretrainer(TaskModel):
         self.masked_lm_accuracy.update_state(right, weights["masked_lm"])
         if self.next_sentence:
             right = correct(labels["next_sentence_labels"], outputs["next_sentence_logits"])
-            self.next_sentence_loss.update_state(values["next_sentence"])
-            self.next_sentence_accuracy.update_state(right)
+            self.next_sentence_loss.update_state(values["next_sentence"], weights["next_sentence"])
+            self.next_sentence_accuracy.update_state(right, weights["next_sentence"])
 
     def get_config(self):
         return {

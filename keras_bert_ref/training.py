@@ -152,7 +152,7 @@ class Trainer:
             return 0
         try:
             self._checkpoint.restore(latest).assert_consumed()
-        except (tf.errors.OpError, AssertionError, ValueError) as error:
+        except Exception as error:  # by damage: OpError, IndexError, AssertionError, ValueError, …
             raise CheckpointError(
                 f"{latest} cannot be restored into this model: {_first_line(error)}. "
                 "Delete it to go on from the one before, or start in another folder."
@@ -163,9 +163,9 @@ class Trainer:
         """Trains up to the last step of the schedule, from the latest checkpoint if there is one.
 
         Args:
-            make_dataset: a function from (first batch, `tf.distribute.InputContext`) to an endless
-                dataset of (features, labels), of the batch size of one replica. The same first
-                batch must always give the same batches.
+            make_dataset: a function from (first step, `tf.distribute.InputContext`) to an endless
+                dataset of (features, labels), of the batch size of one replica; a step takes a
+                batch for each replica. The same first step must always give the same batches.
             evaluation: a finite dataset of (features, labels), or None.
             report: a function called with (step, metrics) after each host call, where metrics is
                 None between logged steps.

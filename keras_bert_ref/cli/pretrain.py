@@ -183,9 +183,9 @@ def run(
     def batches(first, context):
         return pretraining_dataset(
             shards,
-            rows * context.num_replicas_in_sync // context.num_input_pipelines,
+            rows,
             seed=recipe.seed,
-            start_batch=first,
+            start_batch=first * context.num_replicas_in_sync // context.num_input_pipelines,
             input_context=context,
             vocab_size=config.vocab_size,
         )

@@ -1,12 +1,12 @@
-"""`quickstart`: raw text to a pretrained encoder in a few minutes, and a look at what it learned."""
+"""`quickstart`: raw text to a pretrained encoder in minutes, and a look at what it learned."""
 
+import itertools
 import random
 import shutil
 import time
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 from rich.table import Table
 
@@ -131,13 +131,14 @@ def _recipe(data, manifest, minutes):
 def _show(out, results):
     from keras_bert_ref.masked_prediction import MASK, fill_mask
     from keras_bert_ref.pretrained import load_pretrained
+    from tfrecords.baseline import constant_baseline
 
     model, tokenizer = load_pretrained(out / "run" / "model")
-    baseline = _baseline(out / "data", tokenizer.vocab_size)
+    baseline = constant_baseline(out / "data", tokenizer.vocab_size)
     table = Table(title="on documents it has not seen")
     for column in ("", "this BERT", "baseline", "the baseline"):
         table.add_column(column, justify="left" if column in ("", "the baseline") else "right")
-    piece = tokenizer.vocabulary[baseline["piece"]]
+    piece = tokenizer.vocabulary[baseline["commonest_piece"]]
     for label, name, form, meaning in (
         ("MLM accuracy", "masked_lm_accuracy", "{:.1%}", f"always the commonest piece, {piece!r}"),
         ("MLM loss (nats)", "masked_lm_loss", "{:.3f}", "each piece by its frequency"),
@@ -162,45 +163,33 @@ def _show(out, results):
             ),
         )
     console.print(guesses)
-    console.print(
-        f"""
-[bold]Written[/]
-  {out / "vocab.txt"}        the vocabulary
-  {out / "data"}             TFRecord shards and their manifest
-  {out / "run"}              checkpoints, metrics.jsonl, TensorBoard logs
-  {out / "run" / "model"}        the model: weights, configuration, vocabulary
-
-[bold]Next[/]
-  keras-bert-ref pretrain --data {out / "data"} --out {out / "mini"} --config mini --steps 5000 --batch-size 32
-  keras-bert-ref create-data --help
-  python -c "import keras, keras_bert_ref.models; keras.saving.load_model('{out / "run" / "model" / "model.keras"}').summary()"
-  tensorboard --logdir {out / "run" / "logs"}""",
-        soft_wrap=True,
-    )
+    _tell_next(out)
 
 
-def _baseline(data, vocab_size):
-    """Scores on the held-out split what needs no model: frequencies in the training split."""
-    from tfrecords.reader import pretraining_dataset
-
-    def counts(split):
-        pieces, next_sentences = np.zeros(vocab_size), np.zeros(2)
-        for _, labels in pretraining_dataset(
-            data, 256, split=split, shuffle=False, epochs=1, drop_remainder=False
-        ):
-            used = labels["masked_lm_weights"].numpy() > 0
-            pieces += np.bincount(labels["masked_lm_ids"].numpy()[used], minlength=vocab_size)
-            next_sentences += np.bincount(labels["next_sentence_labels"].numpy(), minlength=2)
-        return pieces, next_sentences
-
-    (pieces, labels), (held_out, held_out_labels) = counts("train"), counts("heldout")
-    shares = (pieces + 1) / (pieces + 1).sum()  # one more of each, so that none is impossible
-    return {
-        "piece": int(pieces.argmax()),
-        "masked_lm_accuracy": held_out[pieces.argmax()] / held_out.sum(),
-        "masked_lm_loss": -(held_out * np.log(shares)).sum() / held_out.sum(),
-        "next_sentence_accuracy": held_out_labels[labels.argmax()] / held_out_labels.sum(),
+def _tell_next(out):
+    model = out / "run" / "model"
+    load = f"from keras_bert_ref.pretrained import load_pretrained; load_pretrained('{model}')"
+    written = {
+        out / "vocab.txt": "the vocabulary",
+        out / "data": "TFRecord shards and their manifest",
+        out / "run": "checkpoints, metrics.jsonl, TensorBoard logs",
+        model: "the model: weights, configuration, vocabulary",
     }
+    commands = (
+        f"keras-bert-ref pretrain --data {out / 'data'} --out {out / 'mini'} --config mini "
+        "--steps 5000 --batch-size 32",
+        "keras-bert-ref create-data --help",
+        f'python -i -c "{load}"',
+        f"tensorboard --logdir {out / 'run' / 'logs'}",
+    )
+    grid = Table.grid(padding=(0, 2))
+    for path, what in written.items():
+        grid.add_row(str(path), what)
+    console.print("\nWritten", style="bold")
+    console.print(grid)
+    console.print("\nNext", style="bold")
+    for command in commands:
+        console.print(command, soft_wrap=True, highlight=False, markup=False)
 
 
 def _sentences(data, tokenizer, count):
@@ -217,7 +206,7 @@ def _sentences(data, tokenizer, count):
         ]
         pieces = [tokenizer.vocabulary[i] for i in ids]
         ends = [n for n, piece in enumerate(pieces) if piece == "."]
-        for first, last in zip(ends, ends[1:], strict=False):
+        for first, last in itertools.pairwise(ends):
             sentence = pieces[first + 1 : last + 1]
             words = [
                 n

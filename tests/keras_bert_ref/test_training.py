@@ -1,0 +1,242 @@
+"""The training loop: exact resumption, defined ends, one mathematics."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from keras_bert_ref import BertAdamW, BertConfig, BertPretrainer, WarmupLinear
+from keras_bert_ref._tensorflow import keras, tf
+from keras_bert_ref.errors import CheckpointError, ConfigError, DivergedError, OutputError
+from keras_bert_ref.training import Trainer, TrainingSchedule, hold_settings, make_strategy
+
+B, S, P, V = 6, 7, 3, 29
+CONFIG = BertConfig(
+    vocab_size=V,
+    hidden_size=8,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=13,
+    max_position_embeddings=11,
+)
+
+
+def batch(number):
+    """A batch that is a function of its number."""
+    rng = np.random.default_rng(number)
+    features = {
+        "input_ids": rng.integers(0, V, (B, S)),
+        "input_mask": (np.arange(S) < rng.integers(3, S + 1, (B, 1))).astype(int),
+        "segment_ids": rng.integers(0, 2, (B, S)),
+        "masked_lm_positions": rng.integers(0, 3, (B, P)),
+    }
+    labels = {
+        "masked_lm_ids": rng.integers(0, V, (B, P)),
+        "next_sentence_labels": rng.integers(0, 2, B),
+    }
+    to_int = lambda arrays: {k: v.astype("int32") for k, v in arrays.items()}  # noqa: E731
+    weights = rng.integers(0, 2, (B, P)).astype("float32")
+    return to_int(features), {**to_int(labels), "masked_lm_weights": weights}
+
+
+def batches(first, _context=None):
+    spec = tf.nest.map_structure(lambda a: tf.TensorSpec(a.shape, a.dtype), batch(0))
+
+    def generate():
+        number = first
+        while True:
+            yield batch(number)
+            number += 1
+
+    return tf.data.Dataset.from_generator(generate, output_signature=spec)
+
+
+def model(seed=1, rate=1e-2, steps=20, **changes):
+    keras.utils.set_random_seed(seed)
+    with make_strategy("one-device").scope():
+        config = BertConfig.from_dict({**CONFIG.to_dict(), **changes})
+        built = BertPretrainer(config)
+        built.compile(optimizer=BertAdamW(WarmupLinear(rate, steps, 2)))
+    return built
+
+
+def state(trained):
+    return [v.numpy() for v in (*trained.variables, *trained.optimizer.variables)]
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
+    schedule = TrainingSchedule(steps=12, log_every=4, checkpoint_every=5, evaluate_every=6)
+    held_out = batches(100).take(2)
+    whole = model()
+    expected = Trainer(whole, tmp_path / "whole", schedule).train(batches, held_out)
+
+    def interrupt(step, _metrics):
+        if step >= 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(model(), tmp_path / "parts", schedule).train(batches, held_out, report=interrupt)
+    # Another seed: everything, the state of dropout included, must come from the checkpoint.
+    resumed = model(seed=2)
+    starts = []
+
+    def resumed_batches(first, context):
+        starts.append(first)
+        return batches(first)
+
+    trainer = Trainer(resumed, tmp_path / "parts", schedule)
+    assert trainer.train(resumed_batches, held_out) == expected
+    assert starts and starts[0] >= 7
+    for left, right in zip(state(whole), state(resumed), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+    logged = [json.loads(line) for line in open(tmp_path / "parts/metrics.jsonl")]
+    assert [(line["step"], line["split"]) for line in logged] == [
+        (4, "train"),
+        (6, "train"),
+        (6, "heldout"),
+        (8, "train"),
+        (12, "train"),
+        (12, "heldout"),
+    ]
+
+
+def test_a_finished_run_is_only_evaluated_again(tmp_path):
+    schedule = TrainingSchedule(steps=3)
+    first = Trainer(model(), tmp_path, schedule).train(batches, batches(100).take(2))
+    again = model(seed=2)
+    assert Trainer(again, tmp_path, schedule).train(batches, batches(100).take(2)) == first
+    assert again.optimizer.iterations.numpy() == 3
+
+
+def test_evaluation_is_that_of_keras(tmp_path):
+    built = model()
+    trainer = Trainer(built, tmp_path, TrainingSchedule(steps=1))
+    ours = trainer.evaluate(batches(5).take(3))
+    theirs = built.evaluate(batches(5).take(3), verbose=0, return_dict=True)
+    assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+def test_micro_batches_change_nothing(tmp_path):
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    results = []
+    for parts in (1, 2, 3):
+        built = model(**no_dropout)
+        schedule = TrainingSchedule(steps=5, micro_batches=parts)
+        Trainer(built, tmp_path / str(parts), schedule).train(batches)
+        results.append([v.numpy() for v in built.trainable_variables])
+    for other in results[1:]:
+        for left, right in zip(results[0], other, strict=True):
+            np.testing.assert_allclose(left, right, atol=2e-5)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
+    def broken(first, _context):
+        def spoil(features, labels, number):
+            weight = tf.where(number == 5, np.float32("nan"), 1.0)
+            return features, {**labels, "masked_lm_weights": labels["masked_lm_weights"] * weight}
+
+        numbers = tf.data.Dataset.counter(first)
+        return tf.data.Dataset.zip(batches(first), numbers).map(
+            lambda data, number: spoil(*data, number)
+        )
+
+    schedule = TrainingSchedule(steps=20, checkpoint_every=4, log_every=2)
+    with pytest.raises(DivergedError, match=r"step 6; the last good checkpoint is .*step-4"):
+        Trainer(model(), tmp_path, schedule).train(broken)
+    assert not list(tmp_path.glob("checkpoints/step-6*"))
+    # The checkpoint is good: over sound data, the run goes on from it.
+    resumed = model()
+    Trainer(resumed, tmp_path, TrainingSchedule(steps=8)).train(batches)
+    assert all(np.isfinite(v).all() for v in state(resumed))
+
+
+def test_damaged_and_foreign_checkpoints_are_named(tmp_path):
+    schedule = TrainingSchedule(steps=2)
+    Trainer(model(), tmp_path, schedule).train(batches)
+    with pytest.raises(CheckpointError, match="step-2 cannot be restored into this model"):
+        Trainer(model(intermediate_size=14), tmp_path, schedule).train(batches)
+    (data,) = tmp_path.glob("checkpoints/step-2.data*")
+    content = bytearray(data.read_bytes())
+    data.write_bytes(content[: len(content) // 2])
+    with pytest.raises(CheckpointError, match="step-2 cannot be restored into this model"):
+        Trainer(model(), tmp_path, schedule).train(batches)
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    with pytest.raises(CheckpointError, match="step-2 cannot be restored into this model"):
+        Trainer(model(), tmp_path, schedule).train(batches)
+
+
+def test_the_folder_must_be_writable(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match=r"file cannot be written: File exists|Not a directory"):
+        Trainer(model(), tmp_path / "file", TrainingSchedule(steps=1))
+
+
+def test_settings_of_a_run_are_held(tmp_path):
+    hold_settings(tmp_path / "run", {"steps": 3, "seed": 1, "data": "a"})
+    hold_settings(tmp_path / "run", {"steps": 3, "seed": 1, "data": "a"})
+    with pytest.raises(
+        CheckpointError, match=r"data was 'a' and is now 'b'; seed was 1 and is now"
+    ):
+        hold_settings(tmp_path / "run", {"steps": 3, "seed": 2, "data": "b"})
+
+
+def test_the_next_event():
+    schedule = TrainingSchedule(steps=25, log_every=4, evaluate_every=10, checkpoint_every=6)
+    events, step = [], 0
+    while step < 25:
+        events.append(step := schedule.next_event(step))
+    assert events == [4, 6, 8, 10, 12, 16, 18, 20, 24, 25]
+    with pytest.raises(ConfigError, match="steps must be a whole number above 0"):
+        TrainingSchedule(steps=0)
+
+
+def test_unknown_strategy():
+    with pytest.raises(ConfigError, match="choose one of auto, one-device, mirrored"):
+        make_strategy("horovod")
+
+
+@pytest.mark.slow
+def test_two_devices_train_as_one(tmp_path):
+    script = textwrap.dedent("""
+        import sys
+        import numpy as np
+        sys.path[:0] = [sys.argv[1]]
+        import test_training as tests
+        from keras_bert_ref._tensorflow import keras, tf
+        from keras_bert_ref import BertAdamW, BertConfig, BertPretrainer, WarmupLinear
+        from keras_bert_ref.training import Trainer, TrainingSchedule
+
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+        config = BertConfig.from_dict({**tests.CONFIG.to_dict(), "hidden_dropout_prob": 0.0,
+                                       "attention_probs_dropout_prob": 0.0})
+        results = []
+        for devices in (1, 2):
+            strategy = tf.distribute.MirroredStrategy([f"CPU:{n}" for n in range(devices)])
+            keras.utils.set_random_seed(1)
+            with strategy.scope():
+                model = BertPretrainer(config)
+                model.compile(optimizer=BertAdamW(WarmupLinear(1e-2, 20, 2)))
+            trainer = Trainer(model, f"{sys.argv[2]}/{devices}", TrainingSchedule(steps=5))
+            rows = tests.B // devices
+            metrics = trainer.train(
+                lambda first, context: tests.batches(first).unbatch().batch(rows, drop_remainder=True)
+            )
+            results.append((metrics, [v.numpy() for v in model.trainable_variables]))
+        (one, weights), (two, others) = results
+        for left, right in zip(weights, others, strict=True):
+            np.testing.assert_allclose(left, right, atol=2e-5)
+        for name in one:
+            np.testing.assert_allclose(one[name], two[name], rtol=1e-5)
+    """)
+    result = subprocess.run(
+        [sys.executable, "-c", script, str(__file__).rsplit("/", 1)[0], str(tmp_path)],
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
