@@ -10,20 +10,21 @@ import itertools
 import re
 import unicodedata
 
-_CJK = (
+# The ideographs that are words of their own; kana and Hangul are not.
+CJK = (
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ceaf"
     "\U0002f800-\U0002fa1f"
 )
 _SPACE = " \t\n\r\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 
-_IDEOGRAPH = re.compile(f"[{_CJK}]")
+_IDEOGRAPH = re.compile(f"[{CJK}]")
 _CHUNK = re.compile(f"[^{_SPACE}]+")
-_CUT = re.compile(f"[{_SPACE}{_CJK}]")
+_CUT = re.compile(f"[{_SPACE}{CJK}]")
 # str.split() takes these for white space; they are control characters, to be deleted.
 _FALSE_SPACE = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
 
-_BLOCK = 1 << 20  # characters split at a time: bounds the memory a huge text takes
-_LONG = 1 << 10  # above this a chunk avoids unicodedata.normalize, quadratic in runs of marks
+_BLOCK = 1 << 20  # characters of a huge text to split at a time, to bound the memory it takes
+_PART = 1 << 10  # characters to decompose at a time
 
 
 class _Translation(dict):
@@ -37,32 +38,29 @@ class _Translation(dict):
         return replacement
 
 
-def _is_deleted(char):
-    return char in "\0\ufffd" or (
-        unicodedata.category(char) in ("Cc", "Cf") and char not in "\t\n\r"
-    )
+def _clean(char):
+    if char in "\0\ufffd":
+        return None
+    if unicodedata.category(char) in ("Cc", "Cf") and char not in "\t\n\r":
+        return None
+    return f" {char} " if _IDEOGRAPH.match(char) else char
 
 
-def _is_mark(char):
-    return unicodedata.category(char) == "Mn"
+def _split(char):
+    if char.isascii():  # symbols such as $ ^ ` + are punctuation here
+        punctuation = char.isprintable() and not char.isalnum() and char != " "
+    else:
+        punctuation = unicodedata.category(char).startswith("P")
+    return f" {char} " if punctuation else char
 
 
-def _is_punctuation(char):
-    # In ASCII, symbols such as $ ^ ` + count as well.
-    if char.isascii():
-        return char.isprintable() and not char.isalnum() and char != " "
-    return unicodedata.category(char).startswith("P")
+def _strip_and_split(char):
+    return None if unicodedata.category(char) == "Mn" else _split(char)
 
 
-def _spaced(char):
-    return f" {char} "
-
-
-_CLEAN = _Translation(
-    lambda char: None if _is_deleted(char) else _spaced(char) if _IDEOGRAPH.match(char) else char
-)
-_SPLIT = _Translation(lambda char: _spaced(char) if _is_punctuation(char) else char)
-_STRIP_AND_SPLIT = _Translation(lambda char: None if _is_mark(char) else _SPLIT[ord(char)])
+_CLEAN = _Translation(_clean)
+_SPLIT = _Translation(_split)
+_STRIP_AND_SPLIT = _Translation(_strip_and_split)
 
 
 def blocks(text):
@@ -87,7 +85,7 @@ def located_chunks(text):
 
 
 class BasicTokenizer:
-    """Turns white-space-delimited chunks into words and punctuation marks.
+    """Turns text into words and punctuation marks.
 
     Args:
         lower_case: lower-case the words.
@@ -99,77 +97,70 @@ class BasicTokenizer:
         self.strip_accents = strip_accents
         self._split = _STRIP_AND_SPLIT if strip_accents else _SPLIT
 
-    def words(self, chunk):
-        """Returns the words of a chunk, normalised."""
-        if len(chunk) > _LONG:
-            return [word for word, _ in self.located_words(chunk)]
-        words = []
-        for token in chunk.translate(_CLEAN).split():
-            if self.lower_case:
-                token = token.lower()
-            if self.strip_accents:
-                token = unicodedata.normalize("NFD", token)
-            words += token.translate(self._split).split()
-        return words
+    def words(self, text):
+        """Returns the words of a text, normalised."""
+        text = text.translate(_CLEAN)
+        if self.lower_case:
+            text = text.lower()
+        if self.strip_accents:
+            text = _nfd(text)
+        return text.translate(self._split).split()
 
-    def located_words(self, chunk):
-        """Returns the words of a chunk, each with the origin of its characters.
+    def located_words(self, text):
+        """Returns the words of a text and where their characters come from.
 
         Returns:
-            A list of (word, spans): spans[i] is the (start, end) in the chunk that character i of
-            the word came from. A stripped mark belongs to the character it stood on.
+            words: as from `words`.
+            starts, ends: two lists of ints; character i of the joined words comes from
+                `text[starts[i]:ends[i]]`. A stripped mark belongs to the character it stood on.
         """
-        if chunk.isascii() and chunk.isprintable():  # one character to one character
-            text = chunk.lower() if self.lower_case else chunk
-            words, start = [], 0
-            for word in text.translate(_SPLIT).split():
-                words.append((word, [(i, i + 1) for i in range(start, start + len(word))]))
-                start += len(word)
-            return words
-        words = []
-        kept = ((char, i) for i, char in enumerate(chunk) if not _is_deleted(char))
-        for ideograph, token in itertools.groupby(
-            kept, lambda char: _IDEOGRAPH.match(char[0]) and char[1]
-        ):
-            del ideograph
-            words += self._located(list(token))
-        return words
-
-    def _located(self, token):
+        cleaned = [_CLEAN[ord(char)] or "" for char in text]
+        text, origins = "".join(cleaned), _spread(range(len(text)), cleaned)
         if self.lower_case:
-            token = _lower(token)
+            # As one string, because a final sigma depends on its neighbours; only İ gets longer.
+            text, origins = text.lower(), _spread(origins, [char.lower() for char in text])
         if self.strip_accents:
-            token = _decompose(token)
-        words, glued = [], False
-        for char, origin in token:
-            if self.strip_accents and _is_mark(char):
-                if words:
-                    spans = words[-1][1]
-                    spans[-1] = (spans[-1][0], max(spans[-1][1], origin + 1))
-                continue
-            punctuation = _is_punctuation(char)
-            if punctuation or not glued:
-                words.append(([], []))
-            words[-1][0].append(char)
-            words[-1][1].append((origin, origin + 1))
-            glued = not punctuation
-        return [("".join(chars), spans) for chars, spans in words]
+            text, origins = _located_nfd(text, origins)
+        starts, ends = [], []
+        for char, origin in zip(text, origins, strict=True):
+            if self._split[ord(char)] is None:
+                if ends:
+                    ends[-1] = max(ends[-1], origin + 1)
+            elif not char.isspace():
+                starts.append(origin)
+                ends.append(origin + 1)
+        return text.translate(self._split).split(), starts, ends
 
 
-def _lower(token):
-    # As one string, because a final sigma depends on its neighbours; only İ changes length.
-    lowered = iter("".join(char for char, _ in token).lower())
-    return [(next(lowered), origin) for char, origin in token for _ in range(len(char.lower()))]
+def _spread(origins, parts):
+    return [origin for origin, part in zip(origins, parts, strict=True) for _ in part]
 
 
-def _decompose(token):
-    parts = [(c, origin) for char, origin in token for c in unicodedata.normalize("NFD", char)]
+def _nfd(text):
+    # unicodedata.normalize is quadratic in the length of a run of marks, hence the parts.
+    if len(text) <= _PART:
+        return unicodedata.normalize("NFD", text)
+    parts, start = [], 0
+    while start < len(text):
+        end = start + _PART
+        while end < len(text) and unicodedata.combining(unicodedata.normalize("NFD", text[end])[0]):
+            end += 1
+        part = text[start:end]
+        if len(part) <= 2 * _PART:
+            parts.append(unicodedata.normalize("NFD", part))
+        else:
+            parts.append(_located_nfd(part, range(len(part)))[0])
+        start = end
+    return "".join(parts)
+
+
+def _located_nfd(text, origins):
+    parts = [unicodedata.normalize("NFD", char) for char in text]
+    text, origins = "".join(parts), _spread(origins, parts)
+    if unicodedata.is_normalized("NFD", text):
+        return text, origins
     # Canonical order: each run of marks is sorted by combining class (which is 0 for the others).
-    ordered = []
-    for _, run in itertools.groupby(parts, lambda part: _combining(part) > 0):
-        ordered += sorted(run, key=_combining)
-    return ordered
-
-
-def _combining(part):
-    return unicodedata.combining(part[0])
+    order = []
+    for _, run in itertools.groupby(range(len(text)), lambda i: unicodedata.combining(text[i]) > 0):
+        order += sorted(run, key=lambda i: unicodedata.combining(text[i]))
+    return "".join(text[i] for i in order), [origins[i] for i in order]

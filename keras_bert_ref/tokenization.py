@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from keras_bert_ref.basic_tokenization import BasicTokenizer, blocks, chunks, located_chunks
+from keras_bert_ref.basic_tokenization import CJK, BasicTokenizer, blocks, chunks, located_chunks
 from keras_bert_ref.errors import ConfigError, VocabularyError
 from keras_bert_ref.vocabulary import check_vocabulary, read_vocabulary, write_vocabulary
 
@@ -17,8 +17,9 @@ _READABLE = (
     (re.compile(r" (?=[.,;:!?%)\]}’”])"), ""),
     (re.compile(r"(?<=[(\[{“‘]) "), ""),
     (re.compile(r"(?<=\w) (['’-]) (?=\w)"), r"\1"),
+    (re.compile(f"(?<=[{CJK}]) (?=[{CJK}])"), ""),
 )
-_MEMO_ENTRIES = 1 << 18
+_MEMO_ENTRIES = 1 << 19
 _MEMO_KEY = 32  # characters; longer chunks hardly ever come again
 
 
@@ -84,7 +85,7 @@ class WordPieceTokenizer:
 
     def __init__(self, vocabulary, lower_case=True, strip_accents=None, never_split=()):
         self.vocabulary = tuple(vocabulary)
-        check_vocabulary(self.vocabulary)
+        check_vocabulary(self.vocabulary, "the vocabulary")
         self.lower_case = lower_case
         self.strip_accents = lower_case if strip_accents is None else strip_accents
         self.never_split = (never_split,) if isinstance(never_split, str) else tuple(never_split)
@@ -179,8 +180,7 @@ class WordPieceTokenizer:
                     f"max_length={max_length} has no room for [CLS] and {len(texts)} [SEP]; it is "
                     f"at least {1 + len(texts)}"
                 )
-        # No part can be longer than the room, so nothing beyond it needs to be tokenized.
-        parts = [list(itertools.islice(self._pieces(text), room)) for text in texts]
+        parts = [self._located_pieces(text, room) for text in texts]
         if room is not None:
             _truncate(parts, room)
         pieces, segment_ids = [(self.cls_id, None, None)], [0]
@@ -257,38 +257,43 @@ class WordPieceTokenizer:
             pieces, start = self._continuations, end
         return tuple(ids)
 
-    def _pieces(self, text):
-        """Yields the id, the (start, end) in the text and the word's index of each piece."""
+    def _located_pieces(self, text, room):
+        """Returns the id, the (start, end) in the text and the word's index of each piece.
+
+        Stops soon after `room` pieces, as the rest would be cut off.
+        """
         _check_text(text)
-        word, position = 0, 0
-        parts = [text] if self._protected is None else self._protected.split(text)
-        for i, part in enumerate(parts):
+        pieces, word, origin = [], 0, 0
+        for i, part in enumerate(self._protected.split(text) if self._protected else [text]):
             if i % 2:
-                yield self._ids[part], (position, position + len(part)), word
+                pieces.append((self._ids[part], (origin, origin + len(part)), word))
                 word += 1
             else:
                 for start, chunk in located_chunks(part):
-                    start += position
+                    if room is not None and len(pieces) > room:
+                        return pieces
+                    start += origin
                     words, spans = self._spans_of_chunk[chunk]
-                    for id_, first, last, index in spans:
-                        yield id_, (start + first, start + last), word + index
+                    pieces += [(i, (start + a, start + b), word + w) for i, a, b, w in spans]
                     word += words
-            position += len(part)
+            origin += len(part)
+        return pieces
 
     def _chunk_spans(self, chunk):
         """Returns the number of words of a chunk and (id, start, end, word) of its pieces."""
-        words = self._basic.located_words(chunk)
-        pieces = []
-        for index, (word, spans) in enumerate(words):
-            begin = 0
+        words, starts, ends = self._basic.located_words(chunk)
+        pieces, begin = [], 0
+        for index, word in enumerate(words):
             ids = self._ids_of_word[word]
-            for i in ids:
-                length = len(self.vocabulary[i]) - (2 if begin else 0)
-                if ids == (self.unk_id,):
-                    length = len(word)
-                part = spans[begin : begin + length]
-                pieces.append((i, min(part)[0], max(end for _, end in part), index))
-                begin += length
+            if ids == (self.unk_id,):
+                lengths = [len(word)]
+            else:
+                lengths = [len(self.vocabulary[i]) - 2 for i in ids]
+                lengths[0] += 2  # the others begin with ##
+            for i, length in zip(ids, lengths, strict=True):
+                end = begin + length
+                pieces.append((i, min(starts[begin:end]), max(ends[begin:end]), index))
+                begin = end
         return len(words), tuple(pieces)
 
 

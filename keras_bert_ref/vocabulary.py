@@ -2,14 +2,20 @@
 
 import collections
 import importlib.util
+import itertools
 import os
-import tempfile
 from pathlib import Path
 
 from keras_bert_ref.basic_tokenization import BasicTokenizer, blocks, chunks
 from keras_bert_ref.errors import ConfigError, OutputError, VocabularyError
 
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+_MAX_PIECE = 50  # characters
+_RARE_CHARACTER = 1e-6  # of all characters; words with rarer ones become [UNK]
+_NEAR = 1.03  # times the size: near enough to stop searching and drop the rarest pieces
+_MAX_WORDS = 1 << 21  # different words to count; beyond it the rarest are forgotten
+_PENDING = 1 << 24  # characters whose chunks are held before they are counted as words
 
 
 def read_vocabulary(path):
@@ -32,43 +38,59 @@ def read_vocabulary(path):
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise VocabularyError(f"{path}: cannot be read: {error.strerror}") from error
+        raise VocabularyError(f"{path} cannot be read: {error.strerror}") from None
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise VocabularyError(
-            f"{path}, line {line}: not UTF-8 (byte 0x{data[error.start]:02x} at offset "
-            f"{error.start}); convert the file to UTF-8"
+            f"{path}, line {line}: byte 0x{data[error.start]:02x} at offset {error.start} is not "
+            "UTF-8; convert the file to UTF-8"
         ) from None
+    if text.startswith("\ufeff"):
+        raise VocabularyError(f"{path}, line 1: a byte order mark; save the file without it")
     pieces = text.removesuffix("\n").split("\n") if text else []
-    if pieces and all(piece.endswith("\r") for piece in pieces):
+    if all(piece.endswith("\r") for piece in pieces):
         pieces = [piece[:-1] for piece in pieces]
     check_vocabulary(pieces, path)
     return tuple(pieces)
 
 
-def check_vocabulary(pieces, source="vocabulary"):
-    """Raises VocabularyError unless every piece is there once and the five special ones exist."""
+def check_vocabulary(pieces, source):
+    """Raises VocabularyError unless every piece is there once, the five special ones included.
+
+    Args:
+        pieces: the pieces in the order of their ids, a sequence of strings.
+        source: what messages call the vocabulary, such as its path.
+    """
     if not pieces:
-        raise VocabularyError(f"{source}: empty; a vocabulary has one piece a line")
+        raise VocabularyError(f"{source} is empty; a vocabulary has one piece a line")
     line_of = {}
     for line, piece in enumerate(pieces, start=1):
+        if not isinstance(piece, str):
+            raise VocabularyError(f"{source}, line {line}: {piece!r} is not a string")
         if not piece:
-            raise VocabularyError(f"{source}, line {line}: empty; every line is one piece")
-        if "\n" in piece:
-            raise VocabularyError(f"{source}, line {line}: the piece {piece!r} has a line break")
+            raise VocabularyError(f"{source}, line {line} is empty; every line is one piece")
+        if "\n" in piece or not _encodes(piece):
+            raise VocabularyError(f"{source}, line {line}: {piece!r} cannot be written as a line")
         if line_of.setdefault(piece, line) != line:
             raise VocabularyError(
-                f"{source}, line {line}: {piece!r} is already on line {line_of[piece]}; "
-                "a piece has one id"
+                f"{source}, line {line}: {piece!r} is on line {line_of[piece]} already; a piece "
+                "has one id, so remove or rename one of them"
             )
     missing = [piece for piece in SPECIAL_PIECES if piece not in line_of]
     if missing:
         raise VocabularyError(
-            f"{source}: lacks {', '.join(missing)}; a BERT vocabulary has all of "
+            f"{source} lacks {', '.join(missing)}; a BERT vocabulary has all of "
             f"{', '.join(SPECIAL_PIECES)}"
         )
+
+
+def _encodes(piece):
+    try:
+        return bool(piece.encode())
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
 
 
 def write_vocabulary(path, pieces):
@@ -83,72 +105,138 @@ def write_vocabulary(path, pieces):
         OutputError: the file cannot be written.
     """
     path = Path(path)
-    check_vocabulary(pieces, "vocabulary to write")
-    data = "".join(f"{piece}\n" for piece in pieces).encode()
-    temporary = None
+    check_vocabulary(pieces, "the vocabulary to write")
+    part = path.with_name(path.name + ".part")
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
-            temporary = file.name
-            file.write(data)
-        os.replace(temporary, path)
+        part.write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8", newline="\n")
+        os.replace(part, path)
     except OSError as error:
-        if temporary and os.path.exists(temporary):
-            os.unlink(temporary)
-        raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+        part.unlink(missing_ok=True)
+        raise OutputError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def learn_vocabulary(texts, size, lower_case=True, strip_accents=None, progress=None):
     """Learns a WordPiece vocabulary from text.
 
+    The learner is the one of tensorflow-text: it keeps the word endings (whole words among them)
+    that are seen at least so many times. The threshold is searched that gives `size` pieces.
+
     Args:
         texts: an iterable of strings, such as the lines of a corpus.
-        size: the most pieces to have, the five special ones included.
+        size: the number of pieces to have, the five special ones included. A text too short to
+            have so many that occur twice gives fewer.
         lower_case: lower-case the text first.
         strip_accents: strip accents first; None follows `lower_case`.
-        progress: called with each text once its words are counted; None for no reports.
+        progress: called with a line of text about each step done; None for no reports.
 
     Returns:
-        The pieces, a tuple of strings: the special pieces, then the characters, then the others,
-        the most frequent first. The same for equal texts in any order.
+        The pieces, a tuple of strings: the special pieces; the characters of the text, except
+        those rarer than one in a million, as initial and as continuing pieces; the other pieces,
+        the most frequent first. Equal texts give equal vocabularies, whatever their order (as long
+        as they have no more than two million different words).
 
     Raises:
         ConfigError: `size` is too small for the characters of the text.
         VocabularyError: there are no words in the text.
     """
+    report = progress or (lambda message: None)
     basic = BasicTokenizer(lower_case, lower_case if strip_accents is None else strip_accents)
-    counts = _count_words(texts, basic, progress)
+    counts = _count_words(texts, basic)
     if not counts:
         raise VocabularyError("no words to learn a vocabulary from: the text is empty")
-    learner = _learner()
-    # Sorted, because the learner breaks ties by the order it meets words in.
-    counts = sorted(counts.items())
-    pieces = learner.learn(
-        counts, vocab_size=size, reserved_tokens=list(SPECIAL_PIECES), lower_thresh=2
+    report(f"{sum(counts.values()):,} words, {len(counts):,} different")
+
+    initial, continuing = _alphabet(counts, basic)
+    required = [*SPECIAL_PIECES, *initial, *(f"##{char}" for char in continuing)]
+    if len(required) > size:
+        raise ConfigError(
+            f"size={size} is too small: the special pieces and the characters of the text alone "
+            f"are {len(required)}"
+        )
+    known = frozenset(initial)
+    # Single characters are in already. Sorted, so that no order can matter to the learner.
+    words = sorted(
+        (word, count)
+        for word, count in counts.items()
+        if 1 < len(word) <= _MAX_PIECE and known.issuperset(word)
     )
-    if len(pieces) > size:
-        raise ConfigError(f"size={size} is too small for the text's characters: use {len(pieces)}")
-    return tuple(pieces)
+    return tuple(_learn(words, size, required, report)[:size])
 
 
-def _count_words(texts, basic, progress):
-    chunk_counts = collections.Counter()
-    counts = collections.Counter()
+def _count_words(texts, basic):
+    if isinstance(texts, str):
+        raise TypeError("texts must be an iterable of strings, such as lines; got one string")
+    counts, chunk_counts, pending = collections.Counter(), collections.Counter(), 0
 
-    def flush():
+    def count_pending():
         for chunk, count in chunk_counts.items():
             for word in basic.words(chunk):
                 counts[word] += count
         chunk_counts.clear()
+        rarest = 1
+        while len(counts) > _MAX_WORDS:
+            rarest += 1
+            for word in [word for word, count in counts.items() if count < rarest]:
+                del counts[word]
 
     for text in texts:
         for block in blocks(text):
             chunk_counts.update(chunks(block))
-        if len(chunk_counts) > 1 << 18:
-            flush()
-        if progress:
-            progress(text)
-    flush()
+            pending += len(block)
+            if pending > _PENDING:
+                count_pending()
+                pending = 0
+    count_pending()
     return counts
+
+
+def _alphabet(counts, basic):
+    """Returns the characters that words begin with and, of these, those words can go on with."""
+    char_counts = collections.Counter()
+    for word, count in counts.items():
+        for char in word:
+            char_counts[char] += count
+    enough = _RARE_CHARACTER * char_counts.total()
+    initial = sorted(char for char, count in char_counts.items() if count >= enough)
+    # Punctuation and ideographs are always words of their own.
+    return initial, [char for char in initial if len(basic.words(f"a{char}")) == 1]
+
+
+def _learn(words, size, required, report):
+    """Returns the learner's pieces, at least `size` of them if the words have so many."""
+    if not words:
+        return required
+    learner = _learner()
+    settings = learner.Params(
+        upper_thresh=None,
+        lower_thresh=None,
+        num_iterations=4,
+        max_input_tokens=-1,
+        max_token_length=_MAX_PIECE,
+        max_unique_chars=len(required),
+        vocab_size=size,
+        slack_ratio=0,
+        include_joiner_token=True,
+        joiner="##",
+        reserved_tokens=required,
+    )
+    by_count = sorted((count for _, count in words), reverse=True)
+    threshold = max(2, by_count[min(size // 2, len(by_count) - 1)])
+    too_low, too_high = 1, by_count[0] + 1
+    enough = most = required
+    for attempt in itertools.count():
+        pieces = learner.learn_with_thresh(words, threshold, settings)
+        report(f"{len(pieces):,} pieces are seen {threshold:,} times or more")
+        if len(pieces) >= size:
+            too_low, enough = threshold, pieces
+        else:
+            too_high, most = threshold, max(most, pieces, key=len)
+        if size <= len(pieces) <= _NEAR * size or too_high - too_low <= 1:
+            return enough if len(enough) >= size else most
+        # The number of pieces falls about as threshold^-0.6; bisect if that should not lead there.
+        threshold = round(threshold * (len(pieces) / size) ** 1.6)
+        if attempt > 4 or not too_low < threshold < too_high:
+            threshold = max(too_low + 1, round((too_low * too_high) ** 0.5))
 
 
 def _learner():
