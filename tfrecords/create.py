@@ -1,35 +1,28 @@
-"""Raw text → token store → instances → shards: the pretraining data of a corpus, in one call.
-
-Which documents a shard gets, and every draw made for it, depend on the seed and on the shard's
-number alone, so that the shards are the same whatever number of processes writes them.
-"""
+"""Raw text → token store → instances → shards: the pretraining data of a corpus, in one call."""
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import random
 import shutil
-import tempfile
-from array import array
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 
-from keras_bert_ref.errors import ConfigError, CorpusError, OutputError
+from keras_bert_ref.errors import ConfigError, CorpusError
 from tfrecords import manifest
 from tfrecords.corpus import corpus_files, read_sentences
-from tfrecords.instances import full_sentences, lay_out, sentence_pairs
-from tfrecords.manifest import Manifest, Shard, Split
-from tfrecords.masking import mask_rows
+from tfrecords.manifest import Manifest, Split
+from tfrecords.output_folder import output_folder
 from tfrecords.settings import InstanceSettings
+from tfrecords.shard_job import ShardPlan, WriteShard, permutation
 from tfrecords.store import TokenStore, build_store
-from tfrecords.workers import check_running, ordered_map
-from tfrecords.writer import COMPRESSIONS, ShardWriter, encode_examples, writing
+from tfrecords.workers import ordered_map
+from tfrecords.writer import COMPRESSIONS, writing
 
 SHARD_BYTES = 64 << 20
-_BATCH = 1024  # rows encoded at once; the masks drawn depend on it
-_PAIR_FIELDS = 5
 
 
 def create_pretraining_data(
@@ -94,124 +87,102 @@ def create_pretraining_data(
         raise ConfigError(f"held_out is {held_out}: it must be 0 or more, and less than 1.")
     if compression not in COMPRESSIONS:
         raise ConfigError(f"compression is {compression!r}: it must be None or 'GZIP'.")
-    progress = progress or (lambda phase, done, total: None)
     files = corpus_files(patterns)
     sources = tuple({"file": file, "bytes": os.path.getsize(file)} for file in files)
+    progress = _Progress(progress, sum(source["bytes"] for source in sources))
 
-    with _new_folder(Path(out), overwrite, files) as folder:
+    with output_folder(Path(out), overwrite, files) as folder, writing(out):
         store_folder = folder / "store"
-        with writing(out):
-            store_folder.mkdir()
-            done, total = 0, sum(source["bytes"] for source in sources)
-
-            def tokenized(count):
-                nonlocal done
-                done += count
-                progress("tokenize", done, total)
-
-            counts = build_store(
-                store_folder,
-                read_sentences(files, errors=errors, progress=tokenized),
-                tokenizer,
-                split_sentences=split_sentences,
-                processes=processes,
-            )
-            if not counts.documents:
-                raise CorpusError(f"There is no text in {_names(files)}.")
-            store = TokenStore.open(store_folder)
-            splits = _split_documents(store, held_out, seed, settings, files)
-            plans = []
-            for name, documents in splits.items():
-                np.save(store_folder / f"{name}.npy", documents)
-                plans += _plan(name, documents, store, settings, shards, compression, files)
-
-        task = _WriteShard(
-            store_folder, folder, settings, tokenizer, seed, compression, dynamic_masking
+        store_folder.mkdir()
+        counts = build_store(
+            store_folder,
+            read_sentences(files, errors=errors, progress=progress.tokenized),
+            tokenizer,
+            split_sentences=split_sentences,
+            processes=processes,
         )
-        written = {name: [] for name in splits}
-        progress("write", 0, len(plans))
-        with contextlib.closing(ordered_map(task, plans, processes)) as results:
-            for number, (plan, result) in enumerate(zip(plans, results, strict=True), 1):
-                written[plan.split].append(result)
-                progress("write", number, len(plans))
+        if not counts.documents:
+            raise CorpusError(f"There is no text in {_names(files)}.")
+        store = TokenStore.open(store_folder)
+        splits = {
+            name: _SplitDocuments(documents, store)
+            for name, documents in _split(counts.documents, held_out, seed, settings, files).items()
+        }
+        plans = []
+        for name, split in splits.items():
+            np.save(store_folder / f"{name}.npy", split.documents)
+            held = name == "heldout"
+            plans += _plan(
+                name,
+                split,
+                settings,
+                passes=1 if held or dynamic_masking else settings.dupe_factor,
+                masked=held or not dynamic_masking,
+                shards=None if held else shards,
+                suffix=".tfrecord.gz" if compression else ".tfrecord",
+            )
 
-        warnings = []
-        if settings.next_sentence and counts.sentences == counts.documents:
-            warnings.append(
-                "Every document is a single sentence, so every next sentence is a random one and "
-                "next sentence prediction has nothing to learn: put the sentences of a document on "
-                "lines of their own, split them (split_sentences), or turn next_sentence off."
-            )
-        with writing(out):
-            result = Manifest(
-                version=manifest.VERSION,
-                settings=settings,
-                seed=seed,
-                tokenizer={
-                    "lower_case": tokenizer.lower_case,
-                    "strip_accents": tokenizer.strip_accents,
-                    "never_split": list(tokenizer.never_split),
-                },
-                vocabulary={
-                    "file": "vocab.txt",
-                    "size": tokenizer.vocab_size,
-                    "sha256": tokenizer.vocabulary_sha256,
-                },
-                sources=sources,
-                split_sentences=split_sentences,
-                errors=errors,
-                unknown_tokens=counts.unknown_tokens / counts.tokens,
-                splits={
-                    name: _summary(name, documents, store, written[name], settings, dynamic_masking)
-                    for name, documents in splits.items()
-                },
-                warnings=tuple(warnings),
-            )
-            shutil.rmtree(store_folder)
-            tokenizer.save_vocabulary(folder / "vocab.txt")
-            result.save(folder)
+        store.release()
+        task = WriteShard(store_folder, folder, settings, tokenizer, seed, compression)
+        written = []
+        progress.written(0, len(plans))
+        with contextlib.closing(ordered_map(task, plans, processes)) as results:
+            for result in results:
+                written.append(result)
+                progress.written(len(written), len(plans))
+
+        result = Manifest(
+            version=manifest.VERSION,
+            settings=settings,
+            seed=seed,
+            tokenizer={
+                "lower_case": tokenizer.lower_case,
+                "strip_accents": tokenizer.strip_accents,
+                "never_split": list(tokenizer.never_split),
+            },
+            vocabulary={
+                "file": "vocab.txt",
+                "size": tokenizer.vocab_size,
+                "sha256": tokenizer.vocabulary_sha256,
+            },
+            sources=sources,
+            split_sentences=split_sentences,
+            errors=errors,
+            unknown_tokens=counts.unknown_tokens / counts.tokens,
+            splits={
+                name: splits[name].summary(list(part), settings)
+                for name, part in itertools.groupby(written, key=lambda shard: shard.plan.split)
+            },
+            warnings=tuple(_warnings(counts, settings)),
+        )
+        shutil.rmtree(store_folder)
+        tokenizer.save_vocabulary(folder / "vocab.txt")
+        result.save(folder)
     return result
 
 
-@contextlib.contextmanager
-def _new_folder(out, overwrite, files):
-    """Gives a temporary folder beside `out`, which takes its place when the block ends well."""
-    out = out.resolve()
-    used = out.exists() and (not out.is_dir() or any(out.iterdir()))
-    if used and not overwrite:
-        raise OutputError(f"{out} is not empty: name another folder, or allow overwriting.")
-    if used and not (out / manifest.FILE).is_file():
-        raise OutputError(
-            f"{out} holds no {manifest.FILE}, so it is not pretraining data and will not be "
-            "overwritten: name another folder."
-        )
-    if used and any(Path(file).resolve().is_relative_to(out) for file in files):
-        raise OutputError(f"{out} holds texts to be read and will not be overwritten.")
-    with writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
-        new, old = beside / "new", beside / "old"
-        with writing(out):
-            new.mkdir()
-        yield new
-        with writing(out):
-            if used:
-                os.rename(out, old)
-            try:
-                os.rename(new, out)
-            except OSError:
-                if used:
-                    os.rename(old, out)
-                raise
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+class _Progress:
+    """Turns what the two phases report into calls of one function."""
+
+    def __init__(self, call, total_bytes):
+        self._call = call or (lambda phase, done, total: None)
+        self._bytes, self._total_bytes = 0, total_bytes
+
+    def tokenized(self, count):
+        self._bytes += count
+        self._call("tokenize", self._bytes, self._total_bytes)
+
+    def written(self, done, total):
+        self._call("write", done, total)
 
 
-def _split_documents(store, held_out, seed, settings, files):
+def _names(files):
+    return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
+
+
+def _split(count, held_out, seed, settings, files):
     """Returns the document numbers of each split, ascending, as int64 arrays."""
     least = 2 if settings.next_sentence else 1
-    count = store.document_count
     if count < least:
         raise CorpusError(
             f"{_names(files)} is a single document, for no blank line stands between sentences: "
@@ -228,138 +199,66 @@ def _split_documents(store, held_out, seed, settings, files):
             f"each split needs {least}"
             + (" (a random next sentence comes from another document)." if least == 2 else ".")
         )
-    order = _permutation(random.Random(f"{seed} held out"), count)
+    order = permutation(random.Random(f"{seed} held out"), count)
     return {"train": np.sort(order[apart:]), "heldout": np.sort(order[:apart])}
 
 
-def _names(files):
-    return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more files"
+class _SplitDocuments:
+    """The documents of a split."""
 
+    def __init__(self, documents, store):
+        self.documents = documents
+        starts = np.asarray(store.document_starts)
+        self.sentences = int(np.diff(starts)[documents].sum())
+        self.tokens = int(np.diff(np.asarray(store.sentence_starts)[starts])[documents].sum())
 
-def _permutation(rng, count):
-    """Returns 0 … count-1 in random order."""
-    return np.argsort(np.frombuffer(rng.randbytes(8 * count), "<u8"), kind="stable")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Plan:
-    """A shard to write."""
-
-    split: str
-    number: int
-    count: int  # of shards in the split
-    file: str
-
-
-def _plan(split, documents, store, settings, shards, compression, files):
-    if split == "heldout":
-        settings, shards = dataclasses.replace(settings, dupe_factor=1), None
-    if shards is None:
-        tokens = _counts(documents, store)[1] * settings.dupe_factor
-        # Measured on English: half the pairs put the rest of their chunk back.
-        per_row = settings.max_seq_length * (0.75 if settings.next_sentence else 0.9)
-        row_bytes = 300 + 4 * settings.max_seq_length + 7 * settings.max_predictions_per_seq
-        shards = min(len(documents), max(1, round(tokens / per_row * row_bytes / SHARD_BYTES)))
-    if shards > len(documents):
-        raise ConfigError(
-            f"shards is {shards}, but {_names(files)} has only {len(documents)} documents to "
-            "spread over them."
+    def summary(self, written, settings):
+        """Returns what the manifest says of the split, given its `WrittenShard`s."""
+        rows = sum(part.shard.records for part in written)
+        filled = sum(part.tokens for part in written)
+        return Split(
+            masking="static" if written[0].plan.masked else "dynamic",
+            documents=len(self.documents),
+            sentences=self.sentences,
+            tokens=self.tokens,
+            instances=rows,
+            mean_length=filled / rows,
+            padding=1 - filled / (rows * settings.max_seq_length),
+            random_next=sum(part.random_next for part in written) / rows,
+            shards=tuple(part.shard for part in written),
         )
-    suffix = ".tfrecord.gz" if compression else ".tfrecord"
+
+
+def _plan(name, split, settings, *, passes, masked, shards, suffix):
+    """Returns the plans of the shards of a split; by default their number follows from its size."""
+    most = len(split.documents)
+    if shards is None:
+        # Half the pairs leave the rest of their chunk to the next one.
+        tokens_per_row = settings.max_seq_length * (0.75 if settings.next_sentence else 0.95)
+        row_bytes = 300 + 4 * settings.max_seq_length + 7 * settings.max_predictions_per_seq
+        size = split.tokens * passes / tokens_per_row * row_bytes
+        shards = min(most, max(1, round(size / SHARD_BYTES)))
+    if shards > most:
+        raise ConfigError(
+            f"shards is {shards}, but there are only {most} documents to spread over them."
+        )
     return [
-        _Plan(split, number, shards, f"{split}-{number:05d}-of-{shards:05d}{suffix}")
+        ShardPlan(
+            split=name,
+            number=number,
+            count=shards,
+            file=f"{name}-{number:05d}-of-{shards:05d}{suffix}",
+            passes=passes,
+            masked=masked,
+        )
         for number in range(shards)
     ]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Written:
-    """What a shard came to."""
-
-    shard: Shard
-    tokens: int  # in its rows
-    random_next: int
-
-
-@dataclasses.dataclass
-class _WriteShard:
-    """Writes the shard of a plan."""
-
-    store_folder: Path
-    out: Path
-    settings: InstanceSettings
-    tokenizer: object
-    seed: int
-    compression: str | None
-    dynamic_masking: bool
-
-    def __call__(self, plan: _Plan) -> _Written:
-        store = TokenStore.open(self.store_folder)
-        documents = np.load(self.store_folder / f"{plan.split}.npy", mmap_mode="r")
-        rng = random.Random(f"{self.seed} {plan.split} {plan.number}")
-        pairs = self._pairs(plan, store, memoryview(documents), rng)
-        tokens = 0
-        with ShardWriter(self.out / plan.file, self.compression) as writer:
-            for batch in np.split(pairs, range(_BATCH, len(pairs), _BATCH)):
-                check_running()
-                rows = lay_out(batch, store.tokens, self.settings, self.tokenizer)
-                writer.write(encode_examples(self._columns(plan.split, batch, rows, rng)))
-                tokens += int(rows.lengths.sum())
-                store.release()
-        size = (self.out / plan.file).stat().st_size
-        shard = Shard(file=plan.file, records=writer.records, bytes=size)
-        return _Written(shard, tokens, int(pairs[:, 4].sum()))
-
-    def _pairs(self, plan, store, documents, rng):
-        """Draws the pairs of the shard's share of all passes over the documents, shuffled."""
-        draw = sentence_pairs if self.settings.next_sentence else full_sentences
-        passes = 1 if plan.split == "heldout" else self.settings.dupe_factor
-        first, last = (len(documents) * n // plan.count for n in (plan.number, plan.number + 1))
-        pairs = array("q")
-        for number in range(passes):
-            # Every shard draws the same order and takes its own stretch of it.
-            order = _permutation(random.Random(f"{self.seed} pass {number}"), len(documents))
-            for count, index in enumerate(order[first:last].tolist()):
-                for pair in draw(store, documents, index, self.settings, rng):
-                    pairs.extend(pair)
-                if count % 1024 == 0:
-                    check_running()
-                    store.release()
-        pairs = np.frombuffer(pairs, np.int64).reshape(-1, _PAIR_FIELDS)
-        return pairs[_permutation(rng, len(pairs))]
-
-    def _columns(self, split, batch, rows, rng):
-        position = np.arange(self.settings.max_seq_length)
-        columns = {
-            "input_ids": rows.input_ids,
-            "input_mask": (position < rows.lengths[:, None]).astype(np.int8),
-            "segment_ids": rows.segment_ids,
-            "next_sentence_labels": batch[:, 4:],
-        }
-        if split == "heldout" or not self.dynamic_masking:
-            columns |= mask_rows(rows.input_ids, rows.lengths, self.settings, self.tokenizer, rng)
-        return columns
-
-
-def _counts(documents, store):
-    """Returns the numbers of sentences and of tokens in documents."""
-    starts = np.asarray(store.document_starts)
-    ends = np.asarray(store.sentence_starts)[starts]
-    return int(np.diff(starts)[documents].sum()), int(np.diff(ends)[documents].sum())
-
-
-def _summary(name, documents, store, written, settings, dynamic_masking):
-    sentences, tokens = _counts(documents, store)
-    rows = sum(result.shard.records for result in written)
-    filled = sum(result.tokens for result in written)
-    return Split(
-        masking="dynamic" if dynamic_masking and name == "train" else "static",
-        documents=len(documents),
-        sentences=sentences,
-        tokens=tokens,
-        instances=rows,
-        mean_length=filled / rows,
-        padding=1 - filled / (rows * settings.max_seq_length),
-        random_next=sum(result.random_next for result in written) / rows,
-        shards=tuple(result.shard for result in written),
-    )
+def _warnings(counts, settings):
+    if settings.next_sentence and counts.sentences == counts.documents:
+        yield (
+            "Every document is a single sentence, so every next sentence is a random one and next "
+            "sentence prediction has nothing to learn: put the sentences of a document on lines of "
+            "their own, split them (split_sentences), or turn next_sentence off."
+        )

@@ -73,18 +73,20 @@ def sentence_pairs(
 
 def _truncate(a_start, a_end, b_start, b_end, most, rng):
     """Drops tokens from the longer segment, each at its front or back by chance."""
-    for _ in range(a_end - a_start + b_end - b_start - most):
-        front = rng.random() < 0.5
-        if a_end - a_start > b_end - b_start:
-            if front:
-                a_start += 1
-            else:
-                a_end -= 1
-        elif front:
-            b_start += 1
-        else:
-            b_end -= 1
-    return a_start, a_end, b_start, b_end
+    a, b = a_end - a_start, b_end - b_start
+    excess = a + b - most
+    if excess <= 0:
+        return a_start, a_end, b_start, b_end
+    # Which segment is the longer at each step is known beforehand: first the one that is, then,
+    # once they are equal, B and A in turn.
+    draw = rng.random
+    front = [draw() < 0.5 for _ in range(excess)]
+    from_b, from_a = front[abs(a - b) :: 2], front[abs(a - b) + 1 :: 2]
+    (from_a if a > b else from_b).extend(front[: abs(a - b)])
+    front_a, front_b = sum(from_a), sum(from_b)
+    a_end -= len(from_a) - front_a
+    b_end -= len(from_b) - front_b
+    return a_start + front_a, a_end, b_start + front_b, b_end
 
 
 def full_sentences(

@@ -4,7 +4,9 @@ import collections
 import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -41,7 +43,11 @@ def ordered_map(task: Callable, items: Iterable, processes: int) -> Iterator:
     # A fork would copy TensorFlow's threads in an unknown state, if the caller has loaded it.
     context = multiprocessing.get_context("spawn")
     stopped = context.Event()
-    pool = ProcessPoolExecutor(processes, context, _start, (task, stopped))
+    # By a file: if a worker dies while it starts, Python waits for ever to hand it more than the
+    # 64 KiB a pipe holds.
+    with tempfile.NamedTemporaryFile(delete=False) as file:
+        pickle.dump(task, file)
+    pool = ProcessPoolExecutor(processes, context, _start, (file.name, stopped))
     pending = collections.deque()
     try:
         for item in items:
@@ -58,6 +64,7 @@ def ordered_map(task: Callable, items: Iterable, processes: int) -> Iterator:
     finally:
         stopped.set()
         pool.shutdown(wait=True, cancel_futures=True)
+        os.unlink(file.name)
 
 
 def check_running() -> None:
@@ -66,9 +73,11 @@ def check_running() -> None:
         raise StoppedError
 
 
-def _start(task, stopped):
+def _start(task_file, stopped):
     global _task, _stopped
-    _task, _stopped = task, stopped
+    _stopped = stopped
+    with open(task_file, "rb") as file:
+        _task = pickle.load(file)
     with contextlib.suppress(ValueError):  # Ctrl-C reaches every process: the parent handles it
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

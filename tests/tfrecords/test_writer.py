@@ -119,10 +119,9 @@ def test_an_unknown_compression_is_refused(tmp_path):
 def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, compression):
     """The limit on file sizes stands in for a full disk: the same call fails."""
     code = f"""
-import os, resource, signal
+import os, resource
 from tfrecords.writer import ShardWriter
 from keras_bert_ref.errors import OutputError
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
     with ShardWriter("shard", {compression!r}) as writer:
