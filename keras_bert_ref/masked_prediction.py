@@ -48,7 +48,8 @@ def fill_mask(model, tokenizer, text, *, top=5):
     }
     features = {name: tf.constant(value, tf.int32) for name, value in features.items()}
     logits = model(features, training=False)["masked_lm_logits"][0]
-    probabilities = tf.nn.softmax(logits).numpy()  # [P, V]
+    # A configuration may have room for more pieces than its vocabulary has.
+    probabilities = tf.nn.softmax(logits[:, : tokenizer.vocab_size]).numpy()  # [P, V]
     best = np.argsort(-probabilities, axis=-1, kind="stable")[:, :top]
     return [
         [(tokenizer.vocabulary[index], float(row[index])) for index in indices]

@@ -141,8 +141,8 @@ class BertPretrainer(TaskModel):
     def loss_weights(self, labels):
         weights = {"masked_lm": labels["masked_lm_weights"]}
         if self.next_sentence:
-            # Ones, but made from the data: to a replica that has run out of data tf.distribute feeds
-            # a batch of no rows, and ones of the static shape would count rows that are not there.
+            # Ones, but made from the data: to a replica that has run out of it tf.distribute feeds
+            # a batch of no rows, and ones of the static shape would count rows that do not exist.
             weights["next_sentence"] = tf.cast(labels["next_sentence_labels"] >= 0, tf.float32)
         return weights
 

@@ -148,7 +148,7 @@ def run(
     tokenizer = _tokenizer(shards, vocab, lower_case)
     config = _config(config, tokenizer, shards)
     next_sentence = shards.manifest is None or shards.manifest.settings.next_sentence
-    _clear(out, overwrite)
+    _check_place(out)
 
     from keras_bert_ref import training
     from keras_bert_ref._tensorflow import keras, tf
@@ -163,6 +163,16 @@ def run(
     rate = WarmupLinear(recipe.learning_rate, recipe.steps, recipe.warmup)
     strategy = training.make_strategy(strategy)
     rows = _rows_per_replica(recipe, strategy.num_replicas_in_sync)
+    keras.utils.set_random_seed(recipe.seed)
+    with strategy.scope():
+        model = BertPretrainer(
+            BertEncoder(config, attention=recipe.attention, dtype=recipe.precision),
+            next_sentence=next_sentence,
+        )
+        model.compile(optimizer=BertAdamW(rate))
+    # All settings have proven good; only now is anything deleted or written.
+    if overwrite and out.exists():
+        shutil.rmtree(out)
     training.hold_settings(
         out,
         {
@@ -172,13 +182,6 @@ def run(
             "vocabulary": tokenizer.vocabulary_sha256,
         },
     )
-    keras.utils.set_random_seed(recipe.seed)
-    with strategy.scope():
-        model = BertPretrainer(
-            BertEncoder(config, attention=recipe.attention, dtype=recipe.precision),
-            next_sentence=next_sentence,
-        )
-        model.compile(optimizer=BertAdamW(rate))
 
     def batches(first, context):
         return pretraining_dataset(
@@ -261,14 +264,11 @@ def _config(config, tokenizer, shards):
     return config
 
 
-def _clear(out, overwrite):
+def _check_place(out):
     """Makes sure that `out` is free, or holds a run."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not (out / "run.json").is_file():
+    free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    if not free and not (out / "run.json").is_file():
         raise OutputError(f"{out} is in use and holds no run: choose another folder")
-    if overwrite:
-        shutil.rmtree(out)
 
 
 def _rows_per_replica(recipe, replicas):

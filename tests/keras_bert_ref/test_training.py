@@ -93,7 +93,8 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):
     for left, right in zip(state(whole), state(resumed), strict=True):
         np.testing.assert_array_equal(left, right)
 
-    logged = [json.loads(line) for line in open(tmp_path / "parts/metrics.jsonl")]
+    lines = (tmp_path / "parts/metrics.jsonl").read_text().splitlines()
+    logged = [json.loads(line) for line in lines]
     assert [(line["step"], line["split"]) for line in logged] == [
         (4, "train"),
         (6, "train"),
@@ -212,7 +213,8 @@ def test_two_devices_train_as_one(tmp_path):
         from keras_bert_ref.training import Trainer, TrainingSchedule
 
         cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+        two = [tf.config.LogicalDeviceConfiguration()] * 2
+        tf.config.set_logical_device_configuration(cpu, two)
         config = BertConfig.from_dict({**tests.CONFIG.to_dict(), "hidden_dropout_prob": 0.0,
                                        "attention_probs_dropout_prob": 0.0})
         results = []
@@ -224,9 +226,11 @@ def test_two_devices_train_as_one(tmp_path):
                 model.compile(optimizer=BertAdamW(WarmupLinear(1e-2, 20, 2)))
             trainer = Trainer(model, f"{sys.argv[2]}/{devices}", TrainingSchedule(steps=5))
             rows = tests.B // devices
-            metrics = trainer.train(
-                lambda first, context: tests.batches(first).unbatch().batch(rows, drop_remainder=True)
-            )
+
+            def rows_of(first, context):
+                return tests.batches(first).unbatch().batch(rows, drop_remainder=True)
+
+            metrics = trainer.train(rows_of)
             results.append((metrics, [v.numpy() for v in model.trainable_variables]))
         (one, weights), (two, others) = results
         for left, right in zip(weights, others, strict=True):

@@ -1,0 +1,204 @@
+"""The command line as a person uses it: from text to a model, and what goes wrong on the way."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from keras_bert_ref import BertConfig, cli, fill_mask
+from keras_bert_ref.cli import progress
+from keras_bert_ref.errors import CheckpointError, ConfigError
+from keras_bert_ref.pretrained import load_pretrained, save_pretrained
+
+TEXT = "the cat sat on a mat and saw two small birds in that old tree while it was raining"
+WORDS = TEXT.split()
+
+
+def keras_bert_ref(*arguments):
+    """Runs the command line in this process; returns its exit code."""
+    before = sys.argv
+    sys.argv = ["keras-bert-ref", *map(str, arguments)]
+    try:
+        cli.main()
+    except SystemExit as end:
+        return end.code or 0
+    finally:
+        sys.argv = before
+    return 0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a text, and a vocabulary and data made from it."""
+    folder = tmp_path_factory.mktemp("cli")
+    rng = np.random.default_rng(0)
+    documents = [
+        "\n".join(" ".join(rng.choice(WORDS, rng.integers(4, 9))) + "." for _ in range(6))
+        for _ in range(40)
+    ]
+    (folder / "text.txt").write_text("\n\n".join(documents) + "\n")
+    small = BertConfig(
+        vocab_size=80,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=32,
+    )
+    small.to_json(folder / "small.json")
+    vocab, data = folder / "vocab.txt", folder / "data"
+    assert keras_bert_ref("learn-vocab", folder / "text.txt", "--size", 80, "--out", vocab) == 0
+    assert create_data(folder, data) == 0
+    return folder
+
+
+def create_data(folder, out, *more):
+    return keras_bert_ref(
+        *("create-data", folder / "text.txt", "--vocab", folder / "vocab.txt", "--out", out),
+        *("--max-seq-length", 24, "--max-predictions-per-seq", 4, "--dupe-factor", 2),
+        *("--held-out", 0.1, *more),
+    )
+
+
+def pretrain(folder, out, *more):
+    return keras_bert_ref(
+        *("pretrain", "--data", folder / "data", "--out", out, "--config", folder / "small.json"),
+        *("--batch-size", 8, "--steps", 6, "--checkpoint-every", 2, *more),
+    )
+
+
+def test_text_to_model(folder, capsys):
+    out = folder / "run"
+    assert pretrain(folder, out) == 0
+    assert "masked_lm_loss" in capsys.readouterr().out
+    assert (out / "model" / "vocab.txt").read_bytes() == (folder / "vocab.txt").read_bytes()
+    model, tokenizer = load_pretrained(out / "model")
+    (first, second) = fill_mask(model, tokenizer, "the [MASK] sat on [MASK].", top=3)
+    assert len(first) == len(second) == 3
+    assert first == sorted(first, key=lambda guess: -guess[1])
+    # Given again, the command finds the run complete; with other settings it refuses.
+    assert pretrain(folder, out) == 0
+    capsys.readouterr()
+    assert pretrain(folder, out, "--learning-rate", 0.5) == 1
+    assert "learning_rate was 0.0001 and is now 0.5" in capsys.readouterr().err
+    assert pretrain(folder, out, "--learning-rate", 0.5, "--overwrite") == 0
+
+
+def test_other_data_is_refused(folder, tmp_path, capsys):
+    assert pretrain(folder, tmp_path / "run") == 0
+    assert create_data(folder, tmp_path / "data", "--seed", 1) == 0
+    assert pretrain(folder, tmp_path / "run", "--data", tmp_path / "data") == 1
+    assert "holds a run with other settings: data was" in capsys.readouterr().err
+
+
+def test_a_damaged_shard_is_named(folder, tmp_path, capsys):
+    assert create_data(folder, tmp_path / "data") == 0
+    (shard,) = (tmp_path / "data").glob("train-*")
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 4
+    shard.write_bytes(content)
+    assert pretrain(folder, tmp_path / "run", "--data", tmp_path / "data", "--steps", 90) == 1
+    error = capsys.readouterr().err.replace("\n", "")
+    assert shard.name in error and "record" in error and "Traceback" not in error
+
+
+def test_settings_that_do_not_fit(folder, tmp_path, capsys):
+    def message(*more):
+        assert pretrain(folder, tmp_path / "run", *more) == 2
+        assert not (tmp_path / "run").exists()
+        return capsys.readouterr().err
+
+    assert "choose one of tiny, mini" in message("--config", "huge")
+    assert "precision 'half' is unknown" in message("--precision", "half")
+    assert "strategy 'ring' is unknown" in message("--strategy", "ring")
+    assert "attention 'both' is unknown" in message("--attention", "both")
+    assert "batch_size 8 does not divide" in message("--micro-batches", 3)
+    assert "below the 6 training steps" in message("--warmup-steps", 6)
+    assert "learning_rate must be above 0" in message("--learning-rate", -1)
+    assert "log_every must be" in message("--log-every", 0)
+    settings = json.loads((folder / "small.json").read_text())
+    for change, expected in (
+        ({"vocab_size": 9}, "the vocabulary has"),
+        ({"max_position_embeddings": 23}, "the rows have 24 pieces"),
+        ({"hiden_size": 8}, "did you mean 'hidden_size'"),
+    ):
+        (tmp_path / "other.json").write_text(json.dumps(settings | change))
+        assert expected in message("--config", tmp_path / "other.json")
+
+
+def test_places_that_are_taken(folder, tmp_path, capsys):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis.tex").touch()
+    taken = tmp_path / "taken"
+    assert pretrain(folder, taken, "--overwrite") == 1
+    assert create_data(folder, taken, "--overwrite") == 1
+    assert keras_bert_ref("quickstart", "--out", taken, "--overwrite") == 1
+    vocab = folder / "vocab.txt"
+    assert keras_bert_ref("learn-vocab", folder / "text.txt", "--size", 80, "--out", vocab) == 1
+    errors = capsys.readouterr().err
+    assert errors.count("error:") == 4 and "Traceback" not in errors
+    assert [path.name for path in taken.iterdir()] == ["thesis.tex"]
+
+
+def test_a_diverging_run_has_its_own_exit_code(folder, tmp_path, capsys):
+    code = pretrain(
+        folder, tmp_path / "run", *("--learning-rate", 1e38, "--warmup-steps", 0, "--steps", 30)
+    )
+    assert code == 3
+    assert "the loss is not finite at step" in capsys.readouterr().err
+
+
+def test_usage(capsys):
+    assert keras_bert_ref("--help") == 0
+    assert "create-data" in capsys.readouterr().out
+    assert keras_bert_ref("pretrain") == 2
+    assert keras_bert_ref("nonsense") == 2
+
+
+def test_fill_mask_says_what_it_needs(folder):
+    model, tokenizer = load_pretrained_or_make(folder)
+    with pytest.raises(ConfigError, match=r"has no \[MASK\] to fill"):
+        fill_mask(model, tokenizer, "nothing to see")
+    with pytest.raises(ConfigError, match="the model reads at most 32"):
+        fill_mask(model, tokenizer, "[MASK]" + " the" * 40)
+
+
+def load_pretrained_or_make(folder):
+    if not (folder / "run" / "model").exists():
+        assert pretrain(folder, folder / "run") == 0
+    return load_pretrained(folder / "run" / "model")
+
+
+def test_folders_that_are_no_model(folder, tmp_path):
+    with pytest.raises(CheckpointError, match=r"holds no model\.keras"):
+        load_pretrained(tmp_path)
+    model, tokenizer = load_pretrained_or_make(folder)
+    save_pretrained(model, tokenizer, tmp_path / "model")
+    content = (tmp_path / "model" / "model.keras").read_bytes()
+    (tmp_path / "model" / "model.keras").write_bytes(content[: len(content) // 2])
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
+        load_pretrained(tmp_path / "model")
+
+
+@pytest.mark.slow
+def test_quickstart(folder, tmp_path, capsys, monkeypatch):
+    # The console takes the width of the terminal, and there is none here.
+    monkeypatch.setattr(progress.console, "_width", 160, raising=False)
+    assert isinstance(progress.console, Console)
+    out = tmp_path / "quickstart"
+    assert keras_bert_ref("quickstart", "--out", out, "--minutes", 0.02) == 0
+    printed = capsys.readouterr().out
+    for expected in ("MLM accuracy", "NSP accuracy", "top five for [MASK]", "Next"):
+        assert expected in printed
+    model, _ = load_pretrained(out / "run" / "model")
+    assert model.encoder.config.vocab_size > 5000
+    assert keras_bert_ref("quickstart", "--out", out, "--minutes", 0.02) == 1
+    text = folder / "text.txt"
+    assert keras_bert_ref("quickstart", "--out", out, "--overwrite", "--minutes", 0) == 2
+    assert out.exists()
+    assert (
+        keras_bert_ref("quickstart", "--out", out, "--overwrite", "--minutes", 0.01, "--text", text)
+        == 0
+    )
