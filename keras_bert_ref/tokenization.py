@@ -14,9 +14,9 @@ from keras_bert_ref.vocabulary import check_vocabulary, read_vocabulary, write_v
 _MAX_WORD = 200  # characters; a longer word is [UNK]
 # What `decode` does about the spaces around punctuation.
 _READABLE = (
+    (re.compile(r"(?<=\w) (['’-]) (?=\w)"), r"\1"),
     (re.compile(r" (?=[.,;:!?%)\]}’”])"), ""),
     (re.compile(r"(?<=[(\[{“‘]) "), ""),
-    (re.compile(r"(?<=\w) (['’-]) (?=\w)"), r"\1"),
     (re.compile(f"(?<=[{CJK}]) (?=[{CJK}])"), ""),
 )
 _MEMO_ENTRIES = 1 << 19
