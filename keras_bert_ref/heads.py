@@ -4,7 +4,8 @@ Axes in comments: B batch, S sequence, P predictions, H hidden, V vocabulary.
 """
 
 from keras_bert_ref._tensorflow import keras, tf
-from keras_bert_ref.layers import LayerNorm, activation, dense
+from keras_bert_ref.layers import LayerNorm, dense
+from keras_bert_ref.ops import activation
 
 
 class MaskedLanguageModelHead(keras.layers.Layer):

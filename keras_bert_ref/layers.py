@@ -7,24 +7,12 @@ runs over one flat block. Only attention looks at sequences.
 Axes in comments: B batch, S sequence, T = B·S tokens, H hidden, A heads, d = H/A, V vocabulary.
 """
 
+from keras_bert_ref import ops
 from keras_bert_ref._tensorflow import keras, tf
-
-_ACTIVATIONS = {
-    "gelu": lambda x: tf.nn.gelu(x, approximate=False),
-    "gelu_tanh": lambda x: tf.nn.gelu(x, approximate=True),
-    "relu": tf.nn.relu,
-    "tanh": tf.nn.tanh,
-    "linear": lambda x: x,
-}
 
 # Added to the score of a key that must not be seen. Finite, so that a row without any visible key
 # (padding in a batch) gives a defined result, and within float16's range.
 _HIDDEN_KEY = -10000.0
-
-
-def activation(name):
-    """Returns the activation function that `BertConfig.hidden_act` names."""
-    return _ACTIVATIONS[name]
 
 
 def dense(units, config, *, activation=None, name, dtype):
@@ -36,6 +24,11 @@ def dense(units, config, *, activation=None, name, dtype):
         name=name,
         dtype=dtype,
     )
+
+
+def product(x, dense):
+    """Returns x [T, M] times the kernel [M, N] of a dense layer, without its bias."""
+    return tf.matmul(x, dense.kernel)
 
 
 def initializer(config):
@@ -59,28 +52,23 @@ def lookup(table, ids):
 
 
 class Dropout(keras.layers.Layer):
-    """Drops elements while training; the kept ones are scaled up by the share that is kept.
-
-    Each element takes 16 random bits rather than a float32 random number, half the work of what is
-    a tenth of a training step on CPU. The rate is therefore a multiple of 2⁻¹⁶.
-    """
+    """Drops elements while training; the kept ones are scaled up by the share that is kept."""
 
     def __init__(self, rate, *, name, dtype):
         super().__init__(name=name, dtype=dtype)
         self.rate = rate
-        self.threshold = round(rate * 2**16)
         self.seeds = keras.random.SeedGenerator(name="seeds")
 
     def call(self, x, training=False):
-        if not training or self.threshold == 0:
-            return x
-        shape, count = tf.shape(x), tf.size(x)
-        words = tf.random.stateless_uniform(
-            [(count + 1) // 2], self.seeds.next(), minval=None, maxval=None, dtype=tf.int32
-        )
-        bits = tf.reshape(tf.bitcast(words, tf.uint16), [-1])[:count]
-        keep = tf.reshape(tf.cast(bits, tf.int32) >= self.threshold, shape)
-        return tf.where(keep, x * (2**16 / (2**16 - self.threshold)), tf.zeros([], x.dtype))
+        seed = next_seed(self.seeds) if training else None
+        return ops.dropout(x, rate=self.rate, seed=seed, training=training)
+
+
+def next_seed(seeds):
+    """Returns the next int32 [2] of a `SeedGenerator`, another one on each replica."""
+    context = tf.distribute.get_replica_context()
+    replica = context.replica_id_in_sync_group if context is not None else 0
+    return tf.cast(seeds.next(), tf.int32) + [replica, 0]
 
 
 class LayerNorm(keras.layers.Layer):
@@ -95,12 +83,40 @@ class LayerNorm(keras.layers.Layer):
         self.gamma = self.add_weight(shape=size, initializer="ones", name="gamma", autocast=False)
         self.beta = self.add_weight(shape=size, initializer="zeros", name="beta", autocast=False)
 
-    def call(self, x):
-        x = tf.cast(x, tf.float32)
-        centered = x - tf.reduce_mean(x, axis=-1, keepdims=True)
-        variance = tf.reduce_mean(tf.square(centered), axis=-1, keepdims=True)
-        normal = centered * tf.math.rsqrt(variance + self.epsilon)
-        return tf.cast(normal * self.gamma + self.beta, self.compute_dtype)
+    def call(self, x, training=False):
+        gamma, beta = tf.convert_to_tensor(self.gamma), tf.convert_to_tensor(self.beta)
+        return ops.layer_norm(x, gamma, beta, self.epsilon, training=training)
+
+
+class ResidualNorm(LayerNorm):
+    """Dropout, addition and layer normalization: how each half of a block ends.
+
+    Call arguments:
+        x: [T, H], what the half computed, still without the bias of its last dense layer.
+        bias: [H], that bias.
+        residual: [T, H], what the half started from.
+
+    Returns:
+        [T, H].
+    """
+
+    def __init__(self, rate, epsilon, *, name, dtype):
+        super().__init__(epsilon, name=name, dtype=dtype)
+        self.rate = rate
+        self.seeds = keras.random.SeedGenerator(name="seeds")
+
+    def call(self, x, bias, residual, training=False):
+        return ops.dropout_add_norm(
+            x,
+            tf.convert_to_tensor(bias),
+            residual,
+            tf.convert_to_tensor(self.gamma),
+            tf.convert_to_tensor(self.beta),
+            rate=self.rate,
+            epsilon=self.epsilon,
+            seed=next_seed(self.seeds) if training else None,
+            training=training,
+        )
 
 
 class Embeddings(keras.layers.Layer):
@@ -198,26 +214,34 @@ class SelfAttention(keras.layers.Layer):
         self.query = dense(config.hidden_size, config, name="query", dtype=dtype)
         self.key = dense(config.hidden_size, config, name="key", dtype=dtype)
         self.value = dense(config.hidden_size, config, name="value", dtype=dtype)
-        self.dropout = Dropout(config.attention_probs_dropout_prob, name="dropout", dtype=dtype)
+        self.rate = config.attention_probs_dropout_prob
+        self.seeds = keras.random.SeedGenerator(name="seeds")
 
     def build(self, *_):
         for projection in (self.query, self.key, self.value):
             projection.build((None, self.config.hidden_size))
 
     def call(self, x, attention_bias, training=False):
-        config = self.config
+        config, scale = self.config, self.config.head_size**-0.5
         batch, length = tf.shape(attention_bias)[0], tf.shape(attention_bias)[3]
 
-        def heads(rows):
+        def heads(projection):
+            rows = ops.add_bias(product(x, projection), tf.convert_to_tensor(projection.bias))
             shape = [batch, length, config.num_attention_heads, config.head_size]
             return tf.transpose(tf.reshape(rows, shape), [0, 2, 1, 3])  # [B, A, S, d]
 
-        query, key, value = heads(self.query(x)), heads(self.key(x)), heads(self.value(x))
-        scores = tf.matmul(query, key, transpose_b=True) * config.head_size**-0.5
-        probabilities = tf.nn.softmax(scores + attention_bias)  # [B, A, S, S]
-        context = tf.matmul(self.dropout(probabilities, training=training), value)
-        context = tf.reshape(tf.transpose(context, [0, 2, 1, 3]), [-1, config.hidden_size])
-        return context, probabilities
+        query, key, value = heads(self.query), heads(self.key), heads(self.value)
+        scores = tf.matmul(query, key, transpose_b=True)  # [B, A, S, S]
+        dropped, probabilities = ops.softmax_dropout(
+            scores,
+            attention_bias,
+            scale=scale,
+            rate=self.rate,
+            seed=next_seed(self.seeds) if training else None,
+            training=training,
+        )
+        context = tf.transpose(tf.matmul(dropped, value), [0, 2, 1, 3])  # [B, S, A, d]
+        return tf.reshape(context, [-1, config.hidden_size]), probabilities
 
 
 class TransformerBlock(keras.layers.Layer):
@@ -236,23 +260,14 @@ class TransformerBlock(keras.layers.Layer):
     def __init__(self, config, *, name, dtype):
         super().__init__(name=name, dtype=dtype)
         self.config = config
-        hidden, rate = config.hidden_size, config.hidden_dropout_prob
+        hidden, inner = config.hidden_size, config.intermediate_size
+        rate, epsilon = config.hidden_dropout_prob, config.layer_norm_eps
         self.attention = SelfAttention(config, name="self_attention", dtype=dtype)
         self.attention_output = dense(hidden, config, name="attention_output", dtype=dtype)
-        self.attention_dropout = Dropout(rate, name="attention_dropout", dtype=dtype)
-        self.attention_norm = LayerNorm(
-            config.layer_norm_eps, name="attention_LayerNorm", dtype=dtype
-        )
-        self.intermediate = dense(
-            config.intermediate_size,
-            config,
-            activation=activation(config.hidden_act),
-            name="intermediate",
-            dtype=dtype,
-        )
+        self.attention_norm = ResidualNorm(rate, epsilon, name="attention_LayerNorm", dtype=dtype)
+        self.intermediate = dense(inner, config, name="intermediate", dtype=dtype)
         self.feed_forward_output = dense(hidden, config, name="output", dtype=dtype)
-        self.output_dropout = Dropout(rate, name="output_dropout", dtype=dtype)
-        self.output_norm = LayerNorm(config.layer_norm_eps, name="output_LayerNorm", dtype=dtype)
+        self.output_norm = ResidualNorm(rate, epsilon, name="output_LayerNorm", dtype=dtype)
 
     def build(self, *_):
         rows = (None, self.config.hidden_size)
@@ -264,9 +279,17 @@ class TransformerBlock(keras.layers.Layer):
         self.output_norm.build(rows)
 
     def call(self, x, attention_bias, training=False):
+        # The biases of these dense layers are added by what follows the product, in the same pass.
         context, probabilities = self.attention(x, attention_bias, training=training)
-        context = self.attention_dropout(self.attention_output(context), training=training)
-        x = self.attention_norm(x + context)  # [T, H]
-        inner = self.intermediate(x)  # [T, 4H]
-        inner = self.output_dropout(self.feed_forward_output(inner), training=training)
-        return self.output_norm(x + inner), probabilities
+        y = product(context, self.attention_output)
+        x = self.attention_norm(y, self.attention_output.bias, x, training=training)  # [T, H]
+        y = ops.bias_activation(
+            product(x, self.intermediate),
+            tf.convert_to_tensor(self.intermediate.bias),
+            self.config.hidden_act,
+            training=training,
+        )  # [T, 4H]
+        y = product(y, self.feed_forward_output)
+        return self.output_norm(
+            y, self.feed_forward_output.bias, x, training=training
+        ), probabilities

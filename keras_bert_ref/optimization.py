@@ -2,6 +2,7 @@
 
 import re
 
+from keras_bert_ref import ops
 from keras_bert_ref._tensorflow import keras, tf
 from keras_bert_ref.errors import ConfigError
 
@@ -114,32 +115,52 @@ class BertAdamW(keras.optimizers.Optimizer):
         pairs = self._all_reduce_sum_gradients(
             [(g, getattr(v, "value", v)) for g, v in zip(grads, trainable_variables, strict=True)]
         )
-        variables = [variable for _, variable in pairs]
-        gradients = [tf.convert_to_tensor(gradient) for gradient, _ in pairs]
-        if self.clip_norm is not None:
-            gradients, _ = tf.clip_by_global_norm(gradients, self.clip_norm)
+        pairs = [(tf.convert_to_tensor(gradient), variable) for gradient, variable in pairs]
+        factor = self._clip_factor([gradient for gradient, _ in pairs])
+        if not tf.distribute.has_strategy():
+            for gradient, variable in pairs:
+                self.update_step(gradient, variable, learning_rate, factor)
+            return
         tf.__internal__.distribute.interim.maybe_merge_call(
-            self._distributed_tf_update_step,
-            self._distribution_strategy,
-            list(zip(gradients, variables, strict=True)),
-            learning_rate,
+            self._update_replicas, self._distribution_strategy, pairs, learning_rate, factor
         )
 
-    def update_step(self, gradient, variable, learning_rate):
+    def _clip_factor(self, gradients):
+        """Returns what gradients are multiplied by for a global norm of at most `clip_norm`."""
+        if self.clip_norm is None:
+            return 1.0
+        norm = tf.linalg.global_norm([tf.cast(gradient, tf.float32) for gradient in gradients])
+        return self.clip_norm / tf.maximum(norm, self.clip_norm)
+
+    def _update_replicas(self, strategy, pairs, learning_rate, factor):
+        for gradient, variable in pairs:
+            strategy.extended.update(
+                variable,
+                lambda variable, *args: self.update_step(args[0], variable, *args[1:]),
+                args=(gradient, learning_rate, factor),
+                group=False,
+            )
+
+    def update_step(self, gradient, variable, learning_rate, factor=1.0):
         index = self._get_variable_index(variable)
         m, v = self._momentums[index].value, self._velocities[index].value
-        gradient = tf.cast(gradient, m.dtype)
-        rate = tf.cast(learning_rate, m.dtype)
-        new_m = m.assign_add((1 - self.beta_1) * (gradient - m))
-        new_v = v.assign_add((1 - self.beta_2) * (tf.square(gradient) - v))
-        if self.bias_correction:
-            step = tf.cast(self.iterations + 1, m.dtype)
-            new_m = new_m / (1 - self.beta_1**step)
-            new_v = new_v / (1 - self.beta_2**step)
-        update = new_m / (tf.sqrt(new_v) + self.epsilon)
-        if self._decays[index]:
-            update += self.weight_decay_rate * variable
-        variable.assign_sub(rate * update)
+        step = tf.cast(self.iterations + 1, tf.float32)
+        new = _updated(
+            tf.convert_to_tensor(variable),
+            tf.convert_to_tensor(m),
+            tf.convert_to_tensor(v),
+            gradient,
+            rate=tf.cast(learning_rate, tf.float32),
+            factor=tf.cast(factor, tf.float32),
+            decay=tf.constant(self.weight_decay_rate if self._decays[index] else 0.0),
+            m_bias=1 - self.beta_1**step if self.bias_correction else tf.constant(1.0),
+            v_bias=1 - self.beta_2**step if self.bias_correction else tf.constant(1.0),
+            beta_1=self.beta_1,
+            beta_2=self.beta_2,
+            epsilon=self.epsilon,
+        )
+        for old, value in zip((variable, m, v), new, strict=True):
+            old.assign(value)
 
     def get_config(self):
         return {
@@ -155,3 +176,16 @@ class BertAdamW(keras.optimizers.Optimizer):
             "no_decay": list(self.no_decay),
             "bias_correction": self.bias_correction,
         }
+
+
+@ops.compiled
+def _updated(p, m, v, gradient, *, rate, factor, decay, m_bias, v_bias, beta_1, beta_2, epsilon):
+    """Returns the new p, m and v, read and written once.
+
+    What differs between variables of one shape comes as a tensor, for one program to serve them.
+    """
+    gradient = tf.cast(gradient, m.dtype) * factor
+    m += (1 - beta_1) * (gradient - m)
+    v += (1 - beta_2) * (tf.square(gradient) - v)
+    update = (m / m_bias) / (tf.sqrt(v / v_bias) + epsilon) + decay * p
+    return p - rate * update, m, v
