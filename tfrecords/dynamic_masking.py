@@ -26,7 +26,7 @@ def mask_batch(input_ids, input_mask, settings: InstanceSettings, vocabulary, se
     candidate = (input_mask > 0) & (input_ids != vocabulary.cls_id)
     candidate &= input_ids != vocabulary.sep_id
     lengths = tf.reduce_sum(input_mask, axis=1)
-    predictions = tf.gather(tf.constant(settings.predictions_by_length(), tf.int32), lengths)
+    predictions = tf.gather(tf.constant(settings.predictions_by_length, tf.int32), lengths)
     if settings.whole_word_masking:
         order, accepted = _whole_words(input_ids, candidate, predictions, keys, vocabulary)
     else:

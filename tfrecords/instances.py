@@ -77,16 +77,23 @@ def _truncate(a_start, a_end, b_start, b_end, most, rng):
     excess = a + b - most
     if excess <= 0:
         return a_start, a_end, b_start, b_end
+    # The bytes behind `excess` calls of rng.random(): eight each, and it is below 0.5 where the
+    # fourth is below 128. On running text this is most of the draws, and ten times as fast.
+    ends = rng.randbytes(8 * excess)[3::8].translate(_FRONT_OR_BACK)
     # Which segment is the longer at each step is known beforehand: first the one that is, then,
     # once they are equal, B and A in turn.
-    draw = rng.random
-    front = [draw() < 0.5 for _ in range(excess)]
-    from_b, from_a = front[abs(a - b) :: 2], front[abs(a - b) + 1 :: 2]
-    (from_a if a > b else from_b).extend(front[: abs(a - b)])
-    front_a, front_b = sum(from_a), sum(from_b)
-    a_end -= len(from_a) - front_a
-    b_end -= len(from_b) - front_b
-    return a_start + front_a, a_end, b_start + front_b, b_end
+    first = abs(a - b)
+    from_a, from_b = ends[first + 1 :: 2], ends[first::2]
+    if a > b:
+        from_a += ends[:first]
+    else:
+        from_b += ends[:first]
+    a_start, a_end = a_start + from_a.count(b"F"), a_end - from_a.count(b"B")
+    b_start, b_end = b_start + from_b.count(b"F"), b_end - from_b.count(b"B")
+    return a_start, a_end, b_start, b_end
+
+
+_FRONT_OR_BACK = b"F" * 128 + b"B" * 128
 
 
 def full_sentences(

@@ -1,9 +1,9 @@
 """Static masking (paper, section 3.1 and appendix A.1): which tokens to predict, what to show.
 
 `mask_one` makes the original's draws in the original's order, so that its recorded instances can be
-reproduced. `mask_rows` follows the same rule for many rows at once, forty times faster; with it the
-shards are written. tfrecords/dynamic_masking.py states the rule a third time, inside the tf.data
-graph. The tests hold the three to one another.
+reproduced. `mask_rows` follows the same rule for many rows at once, some ten times faster; with it
+the shards are written. tfrecords/dynamic_masking.py states the rule a third time, inside the
+tf.data graph. The tests hold the three to one another.
 """
 
 import random
@@ -42,7 +42,7 @@ def mask_one(
             words.append([position])
     rng.shuffle(words)
 
-    predictions = settings.predictions_by_length()[len(ids)]
+    predictions = settings.predictions_by_length[len(ids)]
     same = settings.same_share / ((settings.same_share + settings.random_share) or 1)
     shown, positions = list(ids), []
     for word in words:
@@ -112,7 +112,7 @@ def _choose(input_ids, lengths, settings, vocabulary, rng):
     position = np.arange(s)
     candidate = position < lengths[:, None]
     candidate &= (input_ids != vocabulary.cls_id) & (input_ids != vocabulary.sep_id)
-    predictions = settings.predictions_by_length()[lengths]
+    predictions = settings.predictions_by_length[lengths]
     keys = _uint32(rng, n * s).reshape(n, s) << np.uint64(32)
     if settings.whole_word_masking:
         opens = candidate & ~vocabulary.continues_word[input_ids]

@@ -96,9 +96,10 @@ def pretraining_dataset(
 
     def parse(number, serialized):
         row = tf.io.parse_example(serialized, features)
-        row = {k: tf.cast(v, tf.int32) if v.dtype == tf.int64 else v for k, v in row.items()}
         with tf.control_dependencies(check(row)):
-            row = {name: tf.identity(value) for name, value in row.items()}
+            row = {
+                k: tf.cast(v, tf.int32 if v.dtype == tf.int64 else v.dtype) for k, v in row.items()
+            }
         row = mask(row, tf.stack([tf.constant(seed, tf.int64), number]))
         row["next_sentence_labels"] = tf.squeeze(row["next_sentence_labels"], axis=1)
         inputs = {name: row.pop(name) for name in _INPUTS}

@@ -1,6 +1,7 @@
 """How documents become training instances: every setting, checked."""
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -55,8 +56,9 @@ class InstanceSettings:
         if abs(total - 1) > 1e-6:
             raise ConfigError(f"{' + '.join(_SHARES)} is {total:g}: the three must add up to 1.")
 
+    @functools.cached_property
     def predictions_by_length(self) -> np.ndarray:
-        """Returns how many tokens to predict in a row of 0 … max_seq_length tokens: int64 [S+1].
+        """How many tokens to predict in a row of 0 … max_seq_length tokens: int64 [S+1].
 
         A table, so that every masking rounds alike (Python's round, half to even, in float64).
         """

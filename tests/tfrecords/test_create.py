@@ -3,13 +3,12 @@ import gzip
 import hashlib
 import multiprocessing
 import os
-import signal
 
 import numpy as np
 import pytest
 
 from keras_bert_ref._tensorflow import tf
-from keras_bert_ref.errors import BertError, ConfigError, CorpusError, OutputError
+from keras_bert_ref.errors import ConfigError, CorpusError, OutputError
 from keras_bert_ref.tokenization import WordPieceTokenizer
 from tfrecords import store as store_module
 from tfrecords.corpus import read_sentences
@@ -77,11 +76,11 @@ def test_shards_and_manifest_agree(made, corpus, settings, tokenizer, dynamic_ma
         assert (rows["input_ids"][:, 0] == tokenizer.cls_id).all()
         if static:
             used = rows["masked_lm_weights"].sum(axis=1)
-            assert (used == settings.predictions_by_length()[lengths]).all()
+            assert (used == settings.predictions_by_length[lengths]).all()
 
 
 def test_the_same_seed_gives_the_same_bytes_for_any_number_of_processes(
-    made, corpus, tmp_path, settings, tokenizer, monkeypatch
+    made, corpus, tmp_path, settings, tokenizer
 ):
     options = {"shards": 4, "held_out": 0.1, "processes": 2}
     again = create_pretraining_data(
@@ -268,30 +267,3 @@ def test_an_interrupt_leaves_nothing(tmp_path, tokenizer, settings, text_of):
             )  # fmt: skip
         assert os.listdir(tmp_path) == ["text.txt"]
         assert multiprocessing.active_children() == []
-
-
-class DyingTokenizer(WordPieceTokenizer):
-    """Ends its process as the system would when memory is short."""
-
-    def token_ids(self, text):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-class FailingTokenizer(WordPieceTokenizer):
-    def token_ids(self, text):
-        raise CorpusError("this text cannot be tokenized")
-
-
-@pytest.mark.parametrize(
-    "kind, error, message",
-    [(DyingTokenizer, BertError, "worker process"), (FailingTokenizer, CorpusError, "this text")],
-)
-def test_a_failure_in_a_worker_leaves_nothing(
-    tmp_path, tokenizer, settings, text_of, kind, error, message, monkeypatch
-):
-    monkeypatch.setattr(store_module, "_BLOCK_CHARACTERS", 100)
-    failing = kind(tokenizer.vocabulary)
-    with pytest.raises(error, match=message):
-        create(tmp_path, text_of(20), failing, settings, processes=2)
-    assert os.listdir(tmp_path) == ["text.txt"]
-    assert multiprocessing.active_children() == []

@@ -213,7 +213,7 @@ def test_rows_are_masked_by_the_rule(whole_words):
     )
     ids, lengths = random_rows(500, settings)
     masked = mask_rows(ids, lengths, settings, VOCABULARY, random.Random(3))
-    wanted = settings.predictions_by_length()[lengths]
+    wanted = settings.predictions_by_length[lengths]
     for i in range(len(ids)):
         used = int(masked["masked_lm_weights"][i].sum())
         positions = masked["masked_lm_positions"][i, :used]
@@ -299,5 +299,5 @@ def test_settings_of_table_8_are_accepted():
 
 
 def test_predictions_round_half_to_even():
-    table = InstanceSettings().predictions_by_length()
+    table = InstanceSettings().predictions_by_length
     assert table[[5, 10, 30, 50, 70, 128]].tolist() == [1, 2, 4, 8, 10, 19]

@@ -9,11 +9,21 @@ import time
 import pytest
 
 SCRIPT = """
-import resource, sys
-from keras_bert_ref.errors import BertError
+import os, resource, signal, sys
+from keras_bert_ref.errors import BertError, CorpusError
 from keras_bert_ref.tokenization import WordPieceTokenizer
 from tfrecords.create import create_pretraining_data
 from tfrecords.settings import InstanceSettings
+
+
+class Dying(WordPieceTokenizer):
+    def token_ids(self, text):
+        os.kill(os.getpid(), signal.SIGKILL)  # as the system does when memory is short
+
+
+class Failing(WordPieceTokenizer):
+    def token_ids(self, text):
+        raise CorpusError("this text cannot be tokenized")
 
 
 def told(phase, done, total):
@@ -21,13 +31,13 @@ def told(phase, done, total):
 
 
 def main():
-    processes, limit = int(sys.argv[1]), int(sys.argv[2])
+    processes, limit, kind = int(sys.argv[1]), int(sys.argv[2]), globals()[sys.argv[3]]
     if limit:  # of the size of files, in bytes: stands in for a full disk
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     try:
         create_pretraining_data(
-            "text.txt", WordPieceTokenizer.from_vocab("vocab.txt"), "out",
-            InstanceSettings(dupe_factor=50), processes=processes, shards=20, progress=told,
+            "text.txt", kind.from_vocab("vocab.txt"), "out", InstanceSettings(dupe_factor=50),
+            processes=processes, shards=20, progress=told,
         )
     except KeyboardInterrupt:
         print("interrupted")
@@ -45,10 +55,10 @@ def start(tmp_path, text_of, tokenizer):
     (tmp_path / "text.txt").write_text(text_of(100))
     tokenizer.save_vocabulary(tmp_path / "vocab.txt")
 
-    def run(processes, limit=0, script=SCRIPT):
+    def run(processes, limit=0, kind="WordPieceTokenizer", script=SCRIPT):
         (tmp_path / "main.py").write_text(script)
         return subprocess.Popen(
-            [sys.executable, "main.py", str(processes), str(limit)],
+            [sys.executable, "main.py", str(processes), str(limit), kind],
             cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
 
@@ -96,6 +106,17 @@ def test_a_full_disk_is_named_and_leaves_nothing(start, tmp_path, processes, lim
     output = start(processes, limit).communicate(timeout=60)[0]
     assert output.splitlines()[-1].startswith("OutputError")
     assert "out" in output and "cannot be written" in output
+    assert sorted(os.listdir(tmp_path)) == ["main.py", "text.txt", "vocab.txt"]
+
+
+@pytest.mark.parametrize(
+    "kind, message",
+    [("Dying", "BertError A worker process"), ("Failing", "CorpusError this text cannot be")],
+)
+def test_a_failure_in_a_worker_leaves_nothing(start, tmp_path, kind, message):
+    process = start(2, kind=kind)
+    assert process.communicate(timeout=60)[0].splitlines()[-1].startswith(message)
+    assert wait_until(lambda: not alive(process.pid))
     assert sorted(os.listdir(tmp_path)) == ["main.py", "text.txt", "vocab.txt"]
 
 
