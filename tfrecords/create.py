@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import math
 import os
 import random
 import shutil
@@ -237,7 +238,7 @@ def _plan(name, split, settings, *, passes, masked, shards, suffix):
         tokens_per_row = settings.max_seq_length * (0.85 if settings.next_sentence else 0.95)
         row_bytes = 240 + 3.8 * settings.max_seq_length + 6 * settings.max_predictions_per_seq
         size = split.tokens * passes / tokens_per_row * row_bytes
-        shards = min(most, max(1, round(size / SHARD_BYTES)))
+        shards = min(most, math.ceil(size / SHARD_BYTES))
     if shards > most:
         raise ConfigError(
             f"shards is {shards}, but there are only {most} documents to spread over them."
