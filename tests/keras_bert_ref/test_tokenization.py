@@ -153,6 +153,21 @@ def test_pieces_follow_the_rules(casing, text):
     ]
 
 
+@pytest.mark.parametrize("casing", CASINGS)
+@pytest.mark.parametrize("part", [2, 1024])
+@given(text=st.text("a Σ.é\u0301\u0316\u0f73\u0344\u302e\U0001d165\U0001d16d") | texts)
+@settings(deadline=None)
+def test_words_and_their_origins_follow_the_rules(casing, part, text):
+    basic = BasicTokenizer(*casing)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(basic_tokenization, "_PART", part)
+        words, starts, ends = basic.located_words(text)
+        assert basic.words(text) == words == reference_words(text, *casing)
+    for char, start, end in zip("".join(words), starts, ends, strict=True):
+        assert char.replace("ς", "σ") in normal(text[start], casing)
+        assert start < end <= len(text)
+
+
 def test_white_space_is_the_originals():
     every = list(map(chr, range(sys.maxunicode + 1)))
     space = [c for c in every if c in "\t\n\r" or unicodedata.category(c) in ("Zs", "Zl", "Zp")]
@@ -274,10 +289,11 @@ def test_offsets_slice_back_to_what_the_piece_came_from(casing, text):
         ("\u3000 un-\u2028well", ["un", "-", "well"]),
         ("nai\u0308\u200bve", ["nai\u0308\u200bve"]),
         ("≠", ["≠"]),
+        ("b a\U0001d16d\U0001d165s", ["b", "a", "\U0001d16d\U0001d165", "s"]),  # swapped by NFD
     ],
 )
 def test_offsets_by_example(text, sources):
-    vocabulary = [*UNCASED.vocabulary, "##ᄀ"]
+    vocabulary = [*UNCASED.vocabulary, "##ᄀ", "##\U0001d165\U0001d16d"]
     if "The" in text:
         vocabulary.remove("the")
     encoding = WordPieceTokenizer(vocabulary).encode(text)
@@ -356,7 +372,8 @@ def test_protected_pieces_are_kept_whole_everywhere():
     assert tokenizer.tokenize(text) == tokens
     encoding = tokenizer.encode(text)
     assert encoding.tokens[1:-1] == tokens
-    assert encoding.offsets[2] == (4, 10)
+    sources = [text[start:end] for start, end in encoding.offsets[1:-1]]
+    assert sources == ["The", "[MASK]", ".", "un", "[MASK]", *"able", "[", *"mask", "]"]
     assert encoding.word_ids[1:11] == [0, 1, 2, 3, 4, 5, 5, 5, 5, 6]
     assert encoding.input_ids[2] == tokenizer.mask_id
 
@@ -458,11 +475,11 @@ def test_a_vocabulary_without_special_pieces_is_refused():
     "text",
     [
         pytest.param("a" * 1_000_000, id="word"),
-        pytest.param("Σ'" * 300_000, id="sigmas"),
-        pytest.param("中!" * 300_000, id="ideographs"),
-        pytest.param("a \x0b" * 300_000, id="separators"),
-        pytest.param("a" + "\u0301\u0316" * 300_000, id="marks"),
-        pytest.param("a" + "\U0001d165\U0001d16d" * 300_000, id="spacing marks"),
+        pytest.param("Σ'" * 100_000, id="sigmas"),
+        pytest.param("中!" * 100_000, id="ideographs"),
+        pytest.param("a \x0b" * 100_000, id="separators"),
+        pytest.param("a" + "\u0301\u0316" * 100_000, id="marks"),
+        pytest.param("a" + "\U0001d165\U0001d16d" * 100_000, id="spacing marks"),
     ],
 )
 def test_hostile_text_takes_linear_time(text):
