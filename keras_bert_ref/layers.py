@@ -68,7 +68,7 @@ def next_seed(seeds):
     """Returns the next int32 [2] of a `SeedGenerator`, another one on each replica."""
     context = tf.distribute.get_replica_context()
     replica = context.replica_id_in_sync_group if context is not None else 0
-    return tf.cast(seeds.next(), tf.int32) + [replica, 0]
+    return tf.cast(seeds.next(), tf.int32) + tf.stack([replica, 0])
 
 
 class LayerNorm(keras.layers.Layer):

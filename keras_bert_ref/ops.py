@@ -20,7 +20,7 @@ import math
 from keras_bert_ref._tensorflow import tf
 
 # One program for each set of shapes, and one trace for all layers.
-compiled = functools.partial(tf.function, jit_compile=True, autograph=False, reduce_retracing=True)
+compiled = functools.partial(tf.function, jit_compile=True, autograph=False)
 
 
 def _gelu_slope(x):
@@ -109,8 +109,9 @@ def layer_norm(x, gamma, beta, epsilon, *, training):
         training: whether gradients are wanted.
     """
     if not training:
-        normal, _ = _normalize(_float(x), epsilon)
-        return tf.cast(normal * gamma + beta, x.dtype)
+        centered = _float(x) - tf.reduce_mean(_float(x), axis=-1, keepdims=True)
+        variance = tf.reduce_mean(tf.square(centered), axis=-1, keepdims=True)
+        return tf.cast(centered * tf.math.rsqrt(variance + epsilon) * gamma + beta, x.dtype)
 
     @tf.custom_gradient
     def run(x, gamma, beta):
@@ -122,18 +123,34 @@ def layer_norm(x, gamma, beta, epsilon, *, training):
 
 def _normalize(x, epsilon):
     """Returns x normalized, and the factor 1 / √(variance + ε) [..., 1]."""
-    centered = x - tf.reduce_mean(x, axis=-1, keepdims=True)
-    variance = tf.reduce_mean(tf.square(centered), axis=-1, keepdims=True)
-    scale = tf.math.rsqrt(variance + epsilon)
+    width = tf.cast(tf.shape(x)[-1], tf.float32)
+    centered = x - _row_sum(x) / width
+    scale = tf.math.rsqrt(_row_sum(tf.square(centered)) / width + epsilon)
     return centered * scale, scale
 
 
 def _normalize_gradient(dnormal, normal, scale):
-    # Moving x along the row of ones, or along itself, leaves `normal` as it is: the gradient has no
-    # part in these two directions.
-    mean = tf.reduce_mean(dnormal, axis=-1, keepdims=True)
-    projection = tf.reduce_mean(dnormal * normal, axis=-1, keepdims=True)
-    return scale * (dnormal - mean - normal * projection)
+    # Shifting or stretching the rows of x leaves `normal` as it is: the gradient has no part in
+    # these two directions.
+    width = tf.cast(tf.shape(normal)[-1], tf.float32)
+    shift = _row_sum(dnormal) / width
+    stretch = _row_sum(dnormal * normal) / width
+    return scale * (dnormal - shift - normal * stretch)
+
+
+def _row_sum(x):
+    """Returns the sum over the last axis, which stays as 1."""
+    return _fold(tf.add, tf.reduce_sum, x)
+
+
+def _fold(combine, reduce, x):
+    # XLA on CPU adds up a row one number after the other, and in a loop of its own. Halves added to
+    # each other a few times over use the vector unit, in the loop that computes the numbers (and
+    # round less).
+    while x.shape[-1] is not None and x.shape[-1] > 32 and x.shape[-1] % 2 == 0:
+        left, right = tf.split(x, 2, axis=-1)
+        x = combine(left, right)
+    return reduce(x, axis=-1, keepdims=True)
 
 
 @compiled
@@ -227,16 +244,18 @@ def softmax_dropout(scores, bias, *, scale, rate, seed, training):
 
 @compiled
 def _softmax_dropout(scores, bias, seed, scale, rate):
-    probabilities = tf.nn.softmax(_float(scores) * scale + _float(bias))
+    scores, dtype = _float(scores) * scale + _float(bias), scores.dtype
+    exponentials = tf.exp(scores - _fold(tf.maximum, tf.reduce_max, scores))
+    probabilities = exponentials / _row_sum(exponentials)
     dropped = _drop(probabilities, rate, seed)
-    return tf.cast(dropped, scores.dtype), tf.cast(probabilities, scores.dtype)
+    return tf.cast(dropped, dtype), tf.cast(probabilities, dtype)
 
 
 @compiled
 def _softmax_dropout_gradient(dy, probabilities, seed, scale, rate):
     dprobabilities = _drop(_float(dy), rate, seed)
     probabilities = _float(probabilities)
-    mean = tf.reduce_sum(dprobabilities * probabilities, axis=-1, keepdims=True)
+    mean = _row_sum(dprobabilities * probabilities)
     return tf.cast(scale * probabilities * (dprobabilities - mean), dy.dtype)
 
 
