@@ -163,6 +163,43 @@ def test_every_gradient_equals_finite_differences_of_numpy():
             assert expected == pytest.approx(slope, rel=2e-4, abs=2e-6), path
 
 
+def test_gradients_with_dropout_are_those_of_the_loss_with_the_same_elements_dropped():
+    config = dataclasses.replace(
+        SHALLOWEST,
+        hidden_act="gelu_tanh",
+        hidden_dropout_prob=0.2,
+        attention_probs_dropout_prob=0.3,
+    )
+    model, _ = build(config, width=0.1)
+    batch = tf.nest.map_structure(tf.constant, pretraining_batch())
+    next_loss = tf.function(lambda: loss_of(model, *batch))
+    seeds = [(v, v.numpy()) for v in model.non_trainable_variables if "seed" in v.path]
+    assert len(seeds) == 1 + 3
+
+    def loss():
+        for variable, value in seeds:
+            variable.assign(value)
+        return next_loss()
+
+    with tf.GradientTape() as tape:
+        value = loss()
+    assert float(loss()) == float(value) != float(next_loss())
+    gradients = tape.gradient(value, model.trainable_variables)
+    for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
+        at, gradient = variable.numpy(), tf.convert_to_tensor(gradient).numpy()
+        norm = np.linalg.norm(gradient)
+        if variable.path.endswith("key/bias"):
+            assert norm < 1e-5
+            continue
+        ends = []
+        for sign in (1, -1):
+            variable.assign(at + sign * 1e-2 * gradient / norm)
+            ends.append(float(loss()))
+        variable.assign(at)
+        # In float32 the difference of two losses near 5 is exact to about 1e-6.
+        assert (ends[0] - ends[1]) / 2e-2 == pytest.approx(norm, rel=1e-2, abs=2e-4), variable.path
+
+
 def test_the_decoder_is_the_word_table_itself():
     model, _ = build()
     paths = [v.path for v in model.trainable_variables]
