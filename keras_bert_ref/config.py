@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from keras_bert_ref.errors import ConfigError
+from keras_bert_ref.errors import ConfigError, OutputError
 
 # (layers L, hidden H); heads are H/64 and the feed-forward width is 4H throughout. Base and large
 # are the paper's (section 3), the smaller ones those released later (Turc et al. 2019).
@@ -78,7 +78,7 @@ class BertConfig:
                 f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
                 f"{self.num_attention_heads}"
             )
-        if self.hidden_act not in _ACTIVATIONS:
+        if not isinstance(self.hidden_act, str) or self.hidden_act not in _ACTIVATIONS:
             raise ConfigError(
                 f"hidden_act {self.hidden_act!r} is unknown: choose one of "
                 f"{', '.join(sorted(_ACTIVATIONS))}"
@@ -104,7 +104,7 @@ class BertConfig:
             name: one of the six names.
             **changes: fields to set otherwise, such as `vocab_size=8000`.
         """
-        if name not in _SIZES:
+        if not isinstance(name, str) or name not in _SIZES:
             raise ConfigError(f"no BERT size is named {name!r}: choose one of {', '.join(_SIZES)}")
         layers, hidden = _SIZES[name]
         sizes = {
@@ -160,5 +160,9 @@ class BertConfig:
         """Writes `bert_config.json` in the released format."""
         path = Path(path)
         part = path.with_name(path.name + ".part")
-        part.write_text(json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n")
-        os.replace(part, path)
+        try:
+            part.write_text(json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n")
+            os.replace(part, path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise OutputError(f"{path} cannot be written: {error.strerror}") from None

@@ -36,7 +36,8 @@ class BertEncoder(keras.Model):
         name: the model's name.
 
     Raises:
-        ConfigError: `attention` is neither of the two.
+        ConfigError: `attention` is neither of the two; or, when called, the inputs differ in shape
+            or are longer than the position table.
     """
 
     def __init__(
@@ -49,6 +50,8 @@ class BertEncoder(keras.Model):
         dtype=None,
         name="bert",
     ):
+        if not isinstance(config, BertConfig):
+            raise ConfigError(f"config must be a BertConfig, not {type(config).__name__}")
         if attention not in ATTENTION_KINDS:
             raise ConfigError(
                 f"attention {attention!r} is unknown: choose {' or '.join(ATTENTION_KINDS)}"
@@ -98,6 +101,19 @@ class BertEncoder(keras.Model):
         self.pooler = pooler
         self.dtype_policy = dtype  # Functional models would otherwise report the global policy
         self._wants = {"hidden_states": hidden_states, "attentions": attentions}
+
+    def call(self, inputs, training=None, mask=None):
+        shapes = {name: tf.TensorShape(tensor.shape) for name, tensor in inputs.items()}
+        first, *others = shapes.values()
+        if first.rank != 2 or any(not shape.is_compatible_with(first) for shape in others):
+            shapes = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+            raise ConfigError(f"the inputs must all have one shape [B, S], not {shapes}")
+        if first[1] is not None and first[1] > self.config.max_position_embeddings:
+            raise ConfigError(
+                f"the sequences have {first[1]} pieces, the configuration's "
+                f"max_position_embeddings is {self.config.max_position_embeddings}: truncate them"
+            )
+        return super().call(inputs, training=training, mask=mask)
 
     def get_config(self):
         return {

@@ -49,13 +49,11 @@ class MaskedLanguageModelHead(keras.layers.Layer):
         )
 
     def call(self, sequence_output, positions):
-        batch, length = tf.shape(sequence_output)[0], tf.shape(sequence_output)[1]
-        flat = tf.reshape(sequence_output, [-1, self.config.hidden_size])
-        rows = tf.reshape(positions + tf.range(batch)[:, None] * length, [-1])
-        x = self.norm(self.transform(tf.gather(flat, rows)))  # [B·P, H]
+        masked = tf.gather(sequence_output, positions, batch_dims=1)  # [B, P, H]
+        x = self.norm(self.transform(tf.reshape(masked, [-1, self.config.hidden_size])))  # [B·P, H]
         table = tf.cast(self.embeddings.word_embeddings, self.compute_dtype)
         logits = tf.cast(tf.matmul(x, table, transpose_b=True), tf.float32) + self.bias
-        return tf.reshape(logits, [batch, -1, self.config.vocab_size])
+        return tf.reshape(logits, [*tf.unstack(tf.shape(positions)), self.config.vocab_size])
 
 
 class NextSentenceHead(keras.layers.Layer):

@@ -160,6 +160,10 @@ class Embeddings(keras.layers.Layer):
         words = lookup(tf.convert_to_tensor(self.word_embeddings), input_ids)  # [B, S, H]
         positions = self.position_embeddings[:length]  # [S, H]
         # A product with one-hot rows: its gradient is a product too, not a scatter into two rows.
+        # One-hot rows of zeros are what a segment out of range would silently become.
+        tf.debugging.assert_less(
+            segment_ids, config.type_vocab_size, "segment_ids must be below type_vocab_size"
+        )
         segments = tf.matmul(
             tf.one_hot(tf.reshape(segment_ids, [-1]), config.type_vocab_size),
             self.token_type_embeddings,
@@ -190,7 +194,7 @@ class AttentionBias(keras.layers.Layer):
         self.attention = attention
 
     def call(self, input_mask):
-        visible = tf.cast(input_mask, self.compute_dtype)[:, None, None, :]
+        visible = tf.cast(tf.not_equal(input_mask, 0), self.compute_dtype)[:, None, None, :]
         if self.attention == "left_to_right":
             length = tf.shape(input_mask)[1]
             visible *= tf.linalg.band_part(tf.ones([length, length], self.compute_dtype), -1, 0)

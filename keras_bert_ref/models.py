@@ -17,6 +17,7 @@ class TaskModel(keras.Model):
 
     One training step serves `fit` and this library's own loop. Subclasses say what the losses are:
 
+    - `label_names`: the labels they need;
     - `loss_weights(labels)`: name → weights;
     - `loss_values(labels, outputs)`: name → losses, of the same shapes;
     - `update_metrics(labels, outputs, values, weights)`.
@@ -37,33 +38,56 @@ class TaskModel(keras.Model):
 
         The loss is normalized over all of them and all replicas, so that k micro-batches give the
         update that one batch of their sum would.
+
+        Raises:
+            ConfigError: a label is missing.
         """
+        micro_batches = [self._features_and_labels(data) for data in micro_batches]
         variables = self.trainable_variables
         weights = [self.loss_weights(labels) for _, labels in micro_batches]
         totals = denominators(
             {name: tf.add_n([tf.reduce_sum(w[name]) for w in weights]) for name in weights[0]}
         )
-        gradients = None
+        gradients = []
         for (features, labels), w in zip(micro_batches, weights, strict=True):
             with tf.GradientTape() as tape:
                 outputs = self(features, training=True)
                 values = self.loss_values(labels, outputs)
                 loss = self.optimizer.scale_loss(share_of_loss(values, w, totals))
-            new = tape.gradient(loss, variables)
-            gradients = (
-                new if gradients is None else [a + b for a, b in zip(gradients, new, strict=True)]
-            )
+            gradients.append(tape.gradient(loss, variables))
             self.update_metrics(labels, outputs, values, w)
-        self.optimizer.apply(gradients, variables)
+        # Without next sentence prediction the pooler has no gradient, and is left as it is.
+        sums = [
+            (tf.add_n(parts), variable)
+            for *parts, variable in zip(*gradients, variables, strict=True)
+            if parts[0] is not None
+        ]
+        if not self.optimizer.built:
+            self.optimizer.build(variables)
+        self.optimizer.apply(*zip(*sums, strict=True))
         return self.get_metrics_result()
 
     def test_step(self, data):
         """Scores one batch of (features, labels); returns the metrics so far."""
-        features, labels = data
+        features, labels = self._features_and_labels(data)
         outputs = self(features, training=False)
         values = self.loss_values(labels, outputs)
         self.update_metrics(labels, outputs, values, self.loss_weights(labels))
         return self.get_metrics_result()
+
+    def _features_and_labels(self, data):
+        features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        if sample_weight is not None:
+            raise ConfigError(
+                "sample weights are not used: the labels hold the weights there are, such as "
+                "masked_lm_weights"
+            )
+        missing = [name for name in self.label_names if labels is None or name not in labels]
+        if missing:
+            raise ConfigError(
+                f"the labels lack {', '.join(missing)}: data must be (features, labels), two dicts"
+            )
+        return features, labels
 
     @property
     def metrics(self):
@@ -138,6 +162,11 @@ class BertPretrainer(TaskModel):
             self.next_sentence_loss = keras.metrics.Mean("next_sentence_loss")
             self.next_sentence_accuracy = keras.metrics.Mean("next_sentence_accuracy")
 
+    @property
+    def label_names(self):
+        names = ("masked_lm_ids", "masked_lm_weights")
+        return (*names, "next_sentence_labels") if self.next_sentence else names
+
     def loss_weights(self, labels):
         weights = {"masked_lm": labels["masked_lm_weights"]}
         if self.next_sentence:
@@ -156,9 +185,13 @@ class BertPretrainer(TaskModel):
 
     def update_metrics(self, labels, outputs, values, weights):
         right = correct(labels["masked_lm_ids"], outputs["masked_lm_logits"])
-        self.masked_lm_loss.update_state(values["masked_lm"], weights["masked_lm"])
-        self.perplexity.update_state(values["masked_lm"], weights["masked_lm"])
-        self.masked_lm_accuracy.update_state(right, weights["masked_lm"])
+        # Flat, because Keras averages over all axes but the first before it weights.
+        right, loss, weight = (
+            tf.reshape(x, [-1]) for x in (right, values["masked_lm"], weights["masked_lm"])
+        )
+        self.masked_lm_loss.update_state(loss, weight)
+        self.perplexity.update_state(loss, weight)
+        self.masked_lm_accuracy.update_state(right, weight)
         if self.next_sentence:
             right = correct(labels["next_sentence_labels"], outputs["next_sentence_logits"])
             self.next_sentence_loss.update_state(values["next_sentence"], weights["next_sentence"])

@@ -1,10 +1,17 @@
 """The paper's optimizer and learning-rate schedule (appendix A.2 and the original release)."""
 
+import numbers
 import re
 
 from keras_bert_ref import ops
 from keras_bert_ref._tensorflow import keras, tf
 from keras_bert_ref.errors import ConfigError
+
+
+def _check(name, value, fits, range_in_words):
+    """Refuses a setting that is no number, or not in its range; NaN never is."""
+    if not isinstance(value, numbers.Real) or not fits(value):
+        raise ConfigError(f"{name} must be {range_in_words}, not {value!r}")
 
 
 @keras.saving.register_keras_serializable("keras_bert_ref")
@@ -25,9 +32,9 @@ class WarmupLinear(keras.optimizers.schedules.LearningRateSchedule):
     """
 
     def __init__(self, learning_rate, steps, warmup_steps=0, *, continuous=False):
-        if not 0 < learning_rate < float("inf"):
-            raise ConfigError(f"learning_rate must be above 0, not {learning_rate!r}")
-        if not 0 <= warmup_steps < steps:
+        _check("learning_rate", learning_rate, lambda rate: 0 < rate < float("inf"), "above 0")
+        _check("steps", steps, lambda steps: 0 < steps < float("inf"), "above 0")
+        if not isinstance(warmup_steps, numbers.Integral) or not 0 <= warmup_steps < steps:
             raise ConfigError(
                 f"warmup_steps must be at least 0 and below the {steps} training steps, "
                 f"not {warmup_steps}"
@@ -74,6 +81,9 @@ class BertAdamW(keras.optimizers.Optimizer):
         no_decay: regular expressions; a variable whose path one of them matches is not decayed.
         bias_correction: whether m and v are divided by 1 - βᵗ.
         name: the optimizer's name.
+
+    Raises:
+        ConfigError: a setting is out of range.
     """
 
     def __init__(
@@ -89,9 +99,24 @@ class BertAdamW(keras.optimizers.Optimizer):
         bias_correction=False,
         name="bert_adamw",
     ):
+        if not isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+            _check("learning_rate", learning_rate, lambda x: 0 <= x < float("inf"), "at least 0")
+        if clip_norm is not None:
+            _check("clip_norm", clip_norm, lambda x: x > 0, "above 0, or None")
+        _check("weight_decay_rate", weight_decay_rate, lambda x: x >= 0, "at least 0")
+        _check("beta_1", beta_1, lambda x: 0 <= x < 1, "in [0, 1)")
+        _check("beta_2", beta_2, lambda x: 0 <= x < 1, "in [0, 1)")
+        _check("epsilon", epsilon, lambda x: x >= 0, "at least 0")
+        try:
+            if isinstance(no_decay, str):  # its letters would be taken one by one
+                raise TypeError("a str, not a list of them")
+            for pattern in no_decay:
+                re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise ConfigError(
+                f"no_decay {no_decay!r} is no list of regular expressions: {error}"
+            ) from None
         super().__init__(learning_rate=learning_rate, name=name)
-        if clip_norm is not None and clip_norm <= 0:
-            raise ConfigError(f"clip_norm must be above 0 or None, not {clip_norm!r}")
         self.weight_decay_rate = weight_decay_rate
         self.beta_1 = beta_1
         self.beta_2 = beta_2

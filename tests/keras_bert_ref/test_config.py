@@ -205,3 +205,9 @@ def test_errors_are_caught_as_value_errors_too():
 def test_a_configuration_cannot_be_changed():
     with pytest.raises(AttributeError):
         BertConfig().hidden_size = 1
+
+
+@pytest.mark.parametrize("value", [["gelu"], {}])
+def test_an_unhashable_activation(value):
+    with pytest.raises(ConfigError, match=r"hidden_act.*gelu_tanh"):
+        BertConfig(hidden_act=value)

@@ -7,12 +7,12 @@ import sys
 import numpy as np
 import pytest
 from numpy_bert import ACTIVATIONS, NumpyBert, random_weights
-from small_bert import BATCH, CONFIG, LENGTH, encoder_features, set_weights
+from small_bert import BATCH, CONFIG, LENGTH, encoder_features, pretraining_batch, set_weights
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-from keras_bert_ref import BertConfig, BertEncoder
+from keras_bert_ref import BertConfig, BertEncoder, BertPretrainer
 from keras_bert_ref._tensorflow import keras, tf
-from keras_bert_ref.errors import ConfigError
+from keras_bert_ref.errors import BertError, ConfigError
 
 SHALLOW = dataclasses.replace(CONFIG, num_hidden_layers=2)
 OUTPUTS = ("sequence_output", "pooled_output", "hidden_states", "attentions")
@@ -403,3 +403,45 @@ def test_predict_reads_batches_of_two_sizes(encoder):
         np.testing.assert_allclose(
             given[name], np.concatenate([x[name] for x in expected]), rtol=0, atol=1e-5
         )
+
+
+def test_a_sequence_longer_than_the_position_table_is_refused():
+    with pytest.raises(ConfigError, match=r"19.*max_position_embeddings.*16"):
+        BertEncoder(SHALLOW)(encoder_features(length=19))
+
+
+@pytest.mark.parametrize("config", ["tiny", SHALLOW.to_dict(), None])
+def test_something_else_than_a_configuration_is_refused(config):
+    with pytest.raises(ConfigError, match="BertConfig"):
+        BertEncoder(config)
+
+
+@pytest.mark.parametrize("name", ["segment_ids", "input_mask"])
+def test_values_that_would_be_misread_in_silence(name):
+    features = encoder_features()
+    features[name] = features[name] * 5
+    plain = BertEncoder(SHALLOW)
+    try:
+        outputs = plain(features)
+    except (BertError, tf.errors.InvalidArgumentError):
+        return
+    if name == "input_mask":  # or any value but 0 counts as a real piece
+        features[name] = np.minimum(features[name], 1)
+        np.testing.assert_allclose(
+            outputs["sequence_output"], plain(features)["sequence_output"], atol=1e-6
+        )
+    else:
+        pytest.fail("segment 5 was read as no segment at all")
+
+
+def test_a_position_beyond_the_row_does_not_read_the_next_row():
+    features, _ = pretraining_batch()
+    features["masked_lm_positions"][0, 0] = LENGTH
+    with pytest.raises((BertError, tf.errors.InvalidArgumentError)):
+        BertPretrainer(SHALLOW)(features)
+
+
+def test_a_dropout_rate_next_to_1():
+    config = dataclasses.replace(SHALLOW, hidden_dropout_prob=1 - 1e-6)
+    outputs = BertEncoder(config)(encoder_features(), training=True)
+    assert np.isfinite(outputs["sequence_output"]).all()

@@ -1,6 +1,7 @@
 import dataclasses
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -397,6 +398,7 @@ def test_fit_with_dropout_under_jit_compile():
 
 TWO_DEVICES = """
 import sys
+import warnings
 import numpy as np
 from keras_bert_ref._tensorflow import keras, tf
 
@@ -459,3 +461,64 @@ def test_a_base_pretrainer_has_the_originals_variables():
     # 199 of the encoder, five of the masked-LM head, two of next sentence prediction.
     model = BertPretrainer(BertConfig.from_name("tiny", num_hidden_layers=12))
     assert len(model.trainable_variables) == 206
+
+
+def compiled(**options):
+    model = BertPretrainer(SHALLOW, **options)
+    model.compile(optimizer=BertAdamW(1e-3))
+    return model
+
+
+def test_metrics_are_exact_when_batches_differ_in_slots():
+    model = compiled()
+    batches = [pretraining_batch(1), pretraining_batch(2, predictions=4)]
+    total = weight = 0
+    for features, labels in batches:
+        model.reset_metrics()
+        loss = float(model.test_step((features, labels))["masked_lm_loss"])
+        total += loss * labels["masked_lm_weights"].sum()
+        weight += labels["masked_lm_weights"].sum()
+    model.reset_metrics()
+    for batch in batches:
+        result = model.test_step(batch)
+    assert float(result["masked_lm_loss"]) == pytest.approx(total / weight, rel=1e-6)
+
+
+def test_micro_batches_without_next_sentence_prediction():
+    model = compiled(next_sentence=False)
+    batch = pretraining_batch()
+    model.train_on_micro_batches([batch, batch])
+
+
+def test_without_next_sentence_prediction_keras_does_not_warn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        compiled(next_sentence=False).train_step(pretraining_batch())
+
+
+def test_train_on_batch_and_test_on_batch():
+    features, labels = pretraining_batch()
+    model = compiled()
+    tested = model.test_on_batch(features, labels, return_dict=True)
+    model.reset_metrics()
+    trained = model.train_on_batch(features, labels, return_dict=True)
+    assert trained["loss"] == pytest.approx(tested["loss"], rel=1e-5)
+
+
+def test_sample_weights_are_refused():
+    features, labels = pretraining_batch()
+    with pytest.raises(ConfigError, match="masked_lm_weights"):
+        compiled().train_step((features, labels, np.ones(13, np.float32)))
+
+
+def test_features_without_labels_are_refused():
+    features, _ = pretraining_batch()
+    with pytest.raises(ConfigError, match="labels"):
+        compiled().train_step(features)
+
+
+def test_a_missing_label_is_named():
+    features, labels = pretraining_batch()
+    del labels["masked_lm_weights"]
+    with pytest.raises(ConfigError, match="masked_lm_weights"):
+        compiled().train_step((features, labels))

@@ -231,3 +231,36 @@ def test_a_schedule_out_of_range_is_refused(arguments, name):
 def test_a_clip_norm_out_of_range_is_refused(value):
     with pytest.raises(ConfigError, match="clip_norm"):
         BertAdamW(clip_norm=value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"learning_rate": "1e-3", "steps": 10}, "learning_rate"),
+        ({"learning_rate": None, "steps": 10}, "learning_rate"),
+        ({"learning_rate": 1e-3, "steps": "10"}, "steps"),
+    ],
+)
+def test_a_schedule_of_the_wrong_type_is_refused(arguments, name):
+    with pytest.raises(ConfigError, match=name):
+        WarmupLinear(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("learning_rate", -1.0),
+        ("learning_rate", float("nan")),
+        ("clip_norm", float("nan")),
+        ("weight_decay_rate", -0.1),
+        ("beta_1", 1.0),
+        ("beta_2", -0.1),
+        ("beta_2", 1.0),
+        ("epsilon", -1e-6),
+        ("no_decay", "bias"),  # taken apart into b, i, a, s: next to nothing is decayed
+        ("no_decay", ("(",)),
+    ],
+)
+def test_an_option_out_of_range_is_refused(option, value):
+    with pytest.raises(ConfigError, match=option):
+        BertAdamW(**{option: value})
