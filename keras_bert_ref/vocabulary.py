@@ -180,6 +180,8 @@ def _count_words(texts, basic):
                 del counts[word]
 
     for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"texts must hold strings, not {type(text).__name__}")
         for block in blocks(text):
             chunk_counts.update(chunks(block))
             pending += len(block)

@@ -185,6 +185,8 @@ def test_there_must_be_text(texts):
 def test_one_string_is_not_a_corpus():
     with pytest.raises(TypeError, match="iterable of strings"):
         learn_vocabulary("the text itself", 100)
+    with pytest.raises(TypeError, match="strings, not bytes"):
+        learn_vocabulary([b"bytes"], 100)
 
 
 def test_only_single_characters():
