@@ -141,13 +141,18 @@ class Trainer:
         """The number of batches trained on so far."""
         return int(self._step.numpy())
 
+    @property
+    def latest_checkpoint(self):
+        """The checkpoint that training would go on from; None if there is none."""
+        return self._manager.latest_checkpoint
+
     def restore(self):
         """Loads the latest checkpoint, if there is one; returns the step training continues at.
 
         Raises:
             CheckpointError: the checkpoint is damaged or belongs to another model.
         """
-        latest = self._manager.latest_checkpoint
+        latest = self.latest_checkpoint
         if latest is None:
             return 0
         try:
@@ -272,7 +277,7 @@ class Trainer:
                 ) from None
 
     def _diverged(self, step):
-        latest = self._manager.latest_checkpoint
+        latest = self.latest_checkpoint
         good = f"the last good checkpoint is {latest}" if latest else "there is no checkpoint yet"
         return DivergedError(
             f"the loss is not finite at step {step}; {good}. A lower learning rate or a longer "

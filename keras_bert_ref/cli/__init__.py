@@ -8,6 +8,7 @@ import sys
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from keras_bert_ref.errors import BertError, ConfigError, DivergedError
 
@@ -27,14 +28,14 @@ def main():
     try:
         app()
     except BertError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {_escape(error)}", soft_wrap=True)
-        sys.exit(3 if isinstance(error, DivergedError) else 1 + isinstance(error, ConfigError))
+        _stop(error, 3 if isinstance(error, DivergedError) else 1 + isinstance(error, ConfigError))
+    except OSError as error:  # a place that the user named and the system refuses
+        _stop(f"{error.filename}: {error.strerror}" if error.filename else error, 1)
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted", style="yellow")
         sys.exit(130)
 
 
-def _escape(error):
-    from rich.markup import escape
-
-    return escape(str(error))
+def _stop(error, code):
+    Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+    sys.exit(code)

@@ -57,21 +57,19 @@ def learn(texts, out, size, lower_case, strip_accents, errors):
     from tfrecords.corpus import corpus_files, read_sentences
 
     total = sum(os.path.getsize(file) for file in corpus_files(texts))
+    out.parent.mkdir(parents=True, exist_ok=True)  # now, not after a minute of learning
     with progress_bar("bytes") as bars:
         reading = bars.add_task("counting words", total=total, note="")
-        learning = None
-
-        def advance(count):
-            nonlocal learning
-            bars.advance(reading, count)
-            if learning is None and bars.tasks[0].finished:
-                learning = bars.add_task("learning pieces", total=None, note="")
-
-        sentences = read_sentences(texts, errors=errors, progress=advance)
-        pieces = learn_vocabulary(sentences, size, lower_case, strip_accents)
-        if learning is not None:
-            bars.update(learning, total=1, completed=1)
-    out.parent.mkdir(parents=True, exist_ok=True)
+        sentences = read_sentences(
+            texts, errors=errors, progress=lambda count: bars.advance(reading, count)
+        )
+        pieces = learn_vocabulary(
+            sentences,
+            size,
+            lower_case,
+            strip_accents,
+            progress=lambda message: bars.console.print(message, style="dim"),
+        )
     write_vocabulary(out, pieces)
     return pieces
 

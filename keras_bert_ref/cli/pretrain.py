@@ -203,8 +203,10 @@ def run(
         f"{model.count_params():,} parameters, {sum(shards.records):,} rows of "
         f"{shards.max_seq_length}, {recipe.precision}"
     )
+    if trainer.latest_checkpoint:
+        console.print(f"continuing from {trainer.latest_checkpoint}")
     with progress_bar("steps") as bars:
-        bar = bars.add_task("pretraining", total=recipe.steps, note="")
+        bar = bars.add_task("", total=recipe.steps, note="")
 
         def report(step, metrics):
             note = {"note": _note(metrics)} if metrics else {}
@@ -212,6 +214,9 @@ def run(
 
         try:
             results = trainer.train(batches, evaluation, report=report)
+        except KeyboardInterrupt:
+            console.print(f"saved at step {trainer.step}: the same command goes on from there")
+            raise
         except tf.errors.OpError as error:
             found = explain(error, shards, vocab_size=config.vocab_size)
             if found is None:
@@ -222,14 +227,13 @@ def run(
 
 
 def _note(metrics):
-    shown = {
-        "masked_lm_loss": "MLM loss",
-        "masked_lm_accuracy": "acc",
-        "next_sentence_accuracy": "NSP",
-    }
-    return "  ".join(
-        f"{label} {metrics[name]:.3f}" for name, label in shown.items() if name in metrics
-    )
+    shown = {"masked_lm_loss": "loss", "masked_lm_accuracy": "MLM", "next_sentence_accuracy": "NSP"}
+    values = [
+        f"{label} {metrics[name]:{'.3f' if label == 'loss' else '.1%'}}"
+        for name, label in shown.items()
+        if name in metrics
+    ]
+    return " ".join(values)
 
 
 def _tokenizer(shards, vocab, lower_case):

@@ -9,7 +9,6 @@ from rich.progress import (
     ProgressColumn,
     TaskProgressColumn,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
@@ -34,10 +33,9 @@ def progress_bar(unit):
     """Returns a progress display whose rates are in `unit` a second ("bytes" become MB)."""
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
+        BarColumn(bar_width=16),
         TaskProgressColumn() if unit == "bytes" else MofNCompleteColumn(),
         _Rate(unit),
-        TimeElapsedColumn(),
         TimeRemainingColumn(compact=True),
         TextColumn("left"),
         TextColumn("{task.fields[note]}"),
