@@ -2,8 +2,8 @@
 
     python -m experiments.benchmarks.tokenization ../shared/data
 
-The contenders take turns, so that a busy machine slows all of them. Each turn starts with a new
-tokenizer: what ours remembers it has to find out within the turn.
+The contenders take turns, so that a busy machine slows all of them, and processor time is what
+counts. Each turn starts with a new tokenizer: what ours remembers it has to find out in the turn.
 """
 
 import os
@@ -14,6 +14,7 @@ os.environ["RAYON_NUM_THREADS"] = "1"
 import statistics
 import time
 from pathlib import Path
+from typing import Annotated
 
 import tokenizers
 import typer
@@ -50,8 +51,13 @@ def _hugging_face(method, vocabulary, lines):
     return pieces, time.process_time() - start
 
 
-def main(data: Path = Path("../shared/data"), rounds: int = 3):
-    """Prints MB/s (of UTF-8) over DATA/text/eltec with DATA/vocab/bert-base-uncased-vocab.txt."""
+def main(
+    data: Annotated[Path, typer.Argument(help="Folder with text/eltec and vocab.")] = Path(
+        "../shared/data"
+    ),
+    rounds: Annotated[int, typer.Option(help="Turns of each contender.")] = 3,
+):
+    """Prints megabytes (of UTF-8) per second of processor time."""
     vocabulary = WordPieceTokenizer.from_vocab(
         data / "vocab/bert-base-uncased-vocab.txt"
     ).vocabulary
