@@ -10,7 +10,7 @@ quickstart: $(VENV)/installed
 	$(BIN)/keras-bert-ref quickstart --out $(OUT) --overwrite $(if $(TEXT),--text $(TEXT))
 
 test: $(VENV)/installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .

@@ -108,6 +108,12 @@ def pretraining_dataset(
     dataset = tf.data.Dataset.range(first_epoch, last_epoch).flat_map(read_epoch).skip(passed)
     dataset = dataset.batch(batch_size, drop_remainder=drop_remainder)
     dataset = dataset.enumerate(start_batch).map(parse, num_parallel_calls=tf.data.AUTOTUNE)
+    # Keras asks for the length, and warns of a dataset that ends without having told it.
+    batches = tf.data.INFINITE_CARDINALITY
+    if epochs is not None:
+        rows = max(0, epochs * records - start_batch * batch_size)
+        batches = rows // batch_size if drop_remainder else -(-rows // batch_size)
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(batches))
     return dataset.prefetch(tf.data.AUTOTUNE)
 
 

@@ -1,0 +1,40 @@
+"""The script on the README's first screen runs as it stands, on a smaller scale."""
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+@pytest.mark.slow
+def test_the_script_of_the_readme(tmp_path, monkeypatch):
+    from keras_bert_ref.tokenization import WordPieceTokenizer
+    from keras_bert_ref.vocabulary import SPECIAL_PIECES
+    from tfrecords.create import create_pretraining_data
+    from tfrecords.settings import InstanceSettings
+
+    script = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL).group(1)
+    assert sum(bool(line.strip()) for line in script.splitlines()) <= 15
+
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "small", "birds"]
+    draw = random.Random(0)
+    documents = ["\n".join(" ".join(draw.choices(words, k=6)) for _ in range(5)) for _ in range(40)]
+    (tmp_path / "text.txt").write_text("\n\n".join(documents))
+    create_pretraining_data(
+        tmp_path / "text.txt",
+        WordPieceTokenizer((*SPECIAL_PIECES, *words)),
+        tmp_path / "runs" / "quickstart" / "data",
+        InstanceSettings(max_seq_length=16, max_predictions_per_seq=3),
+        held_out=0.2,
+    )
+    monkeypatch.chdir(tmp_path)
+    smaller = {"2000": "2", "warmup_steps=200": "warmup_steps=1", "200": "1", "=8000": "=99"}
+    for old, new in smaller.items():
+        assert old in script
+        script = script.replace(old, new)
+    names = {}
+    exec(script, names)
+    assert set(names["encoder"].output) == {"sequence_output", "pooled_output"}
