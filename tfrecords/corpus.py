@@ -16,6 +16,7 @@ MAX_LINE_BYTES = 1 << 20
 END_OF_DOCUMENT = ""
 
 _WILDCARDS = frozenset("*?[")
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 def corpus_files(patterns: str | os.PathLike | Iterable[str | os.PathLike]) -> list[str]:
@@ -134,6 +135,3 @@ def _decode(line, name, number, offset, errors):
     if number == 1:
         text = text.removeprefix("\ufeff")  # a byte order mark belongs to the file, not the text
     return text.strip()
-
-
-_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
