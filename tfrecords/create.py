@@ -17,13 +17,14 @@ from tfrecords import manifest
 from tfrecords.corpus import corpus_files, read_sentences
 from tfrecords.manifest import Manifest, Split
 from tfrecords.output_folder import output_folder
+from tfrecords.schema import DYNAMIC, record_bytes
 from tfrecords.settings import InstanceSettings
-from tfrecords.shard_job import ShardPlan, WriteShard, permutation
+from tfrecords.shard_job import ShardPlan, WriteShard, permutation, save_split
 from tfrecords.store import TokenStore, build_store
 from tfrecords.workers import ordered_map
 from tfrecords.writer import COMPRESSIONS, writing
 
-SHARD_BYTES = 64 << 20
+SHARD_BYTES = 64 << 20  # of a file before compression, about
 
 
 def create_pretraining_data(
@@ -46,19 +47,21 @@ def create_pretraining_data(
     """Writes a folder of shards, `vocab.txt` and `manifest.json`.
 
     The folder appears as a whole at the end, or not at all. Memory stays flat however large the
-    corpus; on the disk of `out` it takes, besides the shards, about the size of the text.
+    corpus; on the disk of `out` it takes, besides the shards, about the size of the text. A process
+    that is killed (SIGKILL, SIGTERM) cannot clear up: what it leaves is a hidden folder
+    `.NAME.xxxx` beside `out`, which may be deleted.
 
     Args:
         patterns: Text files or globs, see `corpus_files` and `read_sentences`.
         tokenizer: A `WordPieceTokenizer`.
         out: The folder to make.
         settings: See `InstanceSettings`.
-        split_sentences: Language code ("en") by which to split lines into sentences; None where a
-            line is a sentence.
+        split_sentences: Language code ("en", lower case) by which to split lines into sentences,
+            by English rules where the code is unknown; None where a line is a sentence.
         errors: What to do with bytes that are no text: "strict" or "replace", see `read_sentences`.
         seed: Of all draws.
         processes: Number of processes.
-        shards: Number of training shards; None for files of about 64 MB.
+        shards: Number of training shards; None for files of about 64 MB before compression.
         held_out: Share of the documents set apart as split "heldout". It is always masked in the
             records and in one pass, so that evaluations compare.
         compression: None or "GZIP".
@@ -111,13 +114,14 @@ def create_pretraining_data(
         }
         plans = []
         for name, split in splits.items():
-            np.save(store_folder / f"{name}.npy", split.documents)
             held = name == "heldout"
+            passes = 1 if held else settings.dupe_factor
+            save_split(store_folder, name, split.documents, passes=passes, seed=seed)
             plans += _plan(
                 name,
                 split,
                 settings,
-                passes=1 if held or dynamic_masking else settings.dupe_factor,
+                passes=passes,
                 masked=held or not dynamic_masking,
                 shards=None if held else shards,
                 suffix=".tfrecord.gz" if compression else ".tfrecord",
@@ -236,7 +240,8 @@ def _plan(name, split, settings, *, passes, masked, shards, suffix):
     if shards is None:
         # As measured on English novels. Half the pairs leave part of their sentences to the next.
         tokens_per_row = settings.max_seq_length * (0.85 if settings.next_sentence else 0.95)
-        row_bytes = 240 + 3.8 * settings.max_seq_length + 6 * settings.max_predictions_per_seq
+        predictions = settings.max_predictions_per_seq if masked else DYNAMIC
+        row_bytes = record_bytes(settings.max_seq_length, predictions)
         size = split.tokens * passes / tokens_per_row * row_bytes
         shards = min(most, math.ceil(size / SHARD_BYTES))
     if shards > most:

@@ -1,7 +1,8 @@
 """One shard's work: from the token store to a file of records.
 
-Which documents a shard gets, and every draw made for it, depend on the seed and on the shard's
-number alone. So any process, or machine that sees the store, can write any shard.
+The jobs of a split share what `save_split` leaves in the store's folder. Which documents a shard
+gets, and every draw made for it, depend on the seed and on the shard's number alone. So any
+process, or machine that sees the store, can write any shard.
 """
 
 import dataclasses
@@ -45,12 +46,27 @@ class WrittenShard:
     random_next: int
 
 
+def save_split(
+    store_folder: Path, split: str, documents: np.ndarray, *, passes: int, seed: int
+) -> None:
+    """Saves what all shards of a split need: its documents, and their order in each pass.
+
+    Args:
+        store_folder: Where to.
+        split: Its name.
+        documents: Document numbers, ascending, int64 [N].
+        passes: Over the documents.
+        seed: Of the orders.
+    """
+    np.save(store_folder / f"{split}.npy", documents)
+    for number in range(passes):
+        order = permutation(random.Random(f"{seed} pass {number}"), len(documents))
+        np.save(store_folder / f"{split}.pass{number}.npy", order)
+
+
 @dataclasses.dataclass
 class WriteShard:
-    """Writes the shard of a plan into a folder.
-
-    The store's folder also holds the document numbers of each split, ascending, as SPLIT.npy.
-    """
+    """Writes the shard of a plan, whose split was saved in the store's folder, into a folder."""
 
     store_folder: Path
     out: Path
@@ -82,8 +98,8 @@ class WriteShard:
         first, last = (len(documents) * n // plan.count for n in (plan.number, plan.number + 1))
         pairs = array("q")
         for number in range(plan.passes):
-            # Every shard draws the same order and takes its own stretch of it.
-            order = permutation(random.Random(f"{self.seed} pass {number}"), len(documents))
+            # Every shard takes its own stretch of the pass.
+            order = np.load(self.store_folder / f"{plan.split}.pass{number}.npy", mmap_mode="r")
             for count, index in enumerate(order[first:last].tolist()):
                 for pair in draw(store, documents, index, self.settings, rng):
                     pairs.extend(pair)

@@ -98,8 +98,9 @@ def build_store(
         folder: An existing folder.
         sentences: As `read_sentences` yields them.
         tokenizer: A `WordPieceTokenizer`.
-        split_sentences: Language code ("en") by which to split lines into sentences; None where a
-            line is a sentence already.
+        split_sentences: Language code ("en", lower case) by which to split lines into sentences;
+            None where a line is a sentence already. sentencex, which splits them, does not tell
+            which codes it knows: English rules hold for any other.
         processes: Number of processes; the store is the same for any number.
     """
     dtype = np.dtype("uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32")

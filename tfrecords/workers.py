@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
 from keras_bert_ref.errors import BertError
+from tfrecords.writer import writing
 
 _task = None
 _stopped = None
@@ -36,6 +37,7 @@ def ordered_map(task: Callable, items: Iterable, processes: int) -> Iterator:
 
     Raises:
         BertError: A worker died.
+        OutputError: There is no room for a temporary file.
     """
     if processes == 1:
         yield from map(task, items)
@@ -45,7 +47,10 @@ def ordered_map(task: Callable, items: Iterable, processes: int) -> Iterator:
     stopped = context.Event()
     # By a file: if a worker dies while it starts, Python waits for ever to hand it more than the
     # 64 KiB a pipe holds.
-    with tempfile.NamedTemporaryFile(delete=False) as file:
+    with (
+        writing("A temporary file ($TMPDIR)"),
+        tempfile.NamedTemporaryFile(delete=False) as file,
+    ):
         pickle.dump(task, file)
     pool = ProcessPoolExecutor(processes, context, _start, (file.name, stopped))
     pending = collections.deque()

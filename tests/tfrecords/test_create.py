@@ -3,6 +3,7 @@ import gzip
 import hashlib
 import multiprocessing
 import os
+import tempfile
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from keras_bert_ref._tensorflow import tf
 from keras_bert_ref.errors import ConfigError, CorpusError, OutputError
 from keras_bert_ref.tokenization import WordPieceTokenizer
+from tfrecords import shard_job
 from tfrecords import store as store_module
 from tfrecords.corpus import read_sentences
 from tfrecords.create import create_pretraining_data
@@ -111,9 +113,10 @@ def test_the_store_does_not_depend_on_processes_or_blocks(corpus, tmp_path, toke
         assert store.tokens[start:end].tolist() == tokenizer.token_ids(line)
 
 
-def test_paragraphs_are_split_into_sentences(tmp_path, tokenizer):
+@pytest.mark.parametrize("language", ["en", "zz-unknown"])
+def test_paragraphs_are_split_into_sentences(tmp_path, tokenizer, language):
     text = ["A big cat. Did he! Fine, dad?  ", "", "H.\n", ""]
-    counts = build_store(tmp_path, text, tokenizer, split_sentences="en")
+    counts = build_store(tmp_path, text, tokenizer, split_sentences=language)
     assert (counts.documents, counts.sentences) == (2, 4)
 
 
@@ -252,6 +255,33 @@ def test_progress_reaches_its_totals(tmp_path, tokenizer, settings, text_of):
         progress=lambda phase, done, total: seen.setdefault(phase, []).append((done, total)),
     )  # fmt: skip
     assert seen == {"tokenize": [(len(text), len(text))], "write": [(i, 3) for i in range(4)]}
+
+
+def test_a_temporary_folder_without_room_is_not_taken_for_the_output(
+    tmp_path, tokenizer, settings, text_of, monkeypatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nothing"))
+    with pytest.raises(
+        OutputError, match=r"temporary file \(\$TMPDIR\) cannot be written: No such"
+    ):
+        create(tmp_path, text_of(5), tokenizer, settings, processes=2)
+    assert os.listdir(tmp_path) == ["text.txt"]
+
+
+def test_an_order_is_drawn_once_a_pass_however_many_shards(
+    tmp_path, tokenizer, settings, text_of, monkeypatch
+):
+    drawn = []
+
+    def permutation(rng, count):
+        drawn.append(count)
+        return original(rng, count)
+
+    original = shard_job.permutation
+    monkeypatch.setattr(shard_job, "permutation", permutation)
+    create(tmp_path, text_of(50), tokenizer, settings, shards=10)
+    assert drawn[: settings.dupe_factor] == [50] * settings.dupe_factor
+    assert len(drawn) == settings.dupe_factor + 10  # and one for the rows of each shard
 
 
 def test_an_interrupt_leaves_nothing(tmp_path, tokenizer, settings, text_of):
