@@ -12,14 +12,14 @@ from keras_bert_ref._tensorflow import tf
 from keras_bert_ref.errors import ConfigError, RecordError
 from keras_bert_ref.tokenization import WordPieceTokenizer
 from tfrecords.dynamic_masking import mask_batch
-from tfrecords.schema import record_features
+from tfrecords.schema import record_bytes, record_features, value_limits
 from tfrecords.settings import InstanceSettings
 from tfrecords.shards import Shards, explain, open_shards
 
 __all__ = ["Shards", "explain", "open_shards", "pretraining_dataset"]
 
-# As many records are shuffled as one; they are held twice for a moment. Larger data are shuffled in
-# stretches of this size, each a mix of files that are in random order themselves.
+# As many records, unpacked, are shuffled as one; they are held twice for a moment. Larger data are
+# shuffled in stretches of this size, each a mix of files that are in random order themselves.
 SHUFFLE_BYTES = 128 << 20
 _FILES_AT_ONCE = 16
 _INPUTS = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions")
@@ -84,7 +84,10 @@ def pretraining_dataset(
     check = _checks(shards, vocab_size or shards.vocab_size)
     mask = _dynamic_masking(shards, masking, tokenizer)
 
-    read_epoch, records = _epochs(shards, shuffle, seed, input_context)
+    workers, worker = 1, 0
+    if input_context is not None:
+        workers, worker = input_context.num_input_pipelines, input_context.input_pipeline_id
+    read_epoch, records = _epochs(shards, shuffle, seed, workers, worker)
     first_epoch, passed = divmod(start_batch * batch_size, records)
     last_epoch = tf.int64.max if epochs is None else max(epochs, first_epoch)
     features = {
@@ -100,7 +103,10 @@ def pretraining_dataset(
             row = {
                 k: tf.cast(v, tf.int32 if v.dtype == tf.int64 else v.dtype) for k, v in row.items()
             }
-        row = mask(row, tf.stack([tf.constant(seed, tf.int64), number]))
+        mask_seed = tf.stack([tf.constant(seed, tf.int64), number])
+        if worker:  # batches of the same number must not share their draws
+            mask_seed = tf.random.experimental.stateless_fold_in(mask_seed, worker)
+        row = mask(row, mask_seed)
         row["next_sentence_labels"] = tf.squeeze(row["next_sentence_labels"], axis=1)
         inputs = {name: row.pop(name) for name in _INPUTS}
         return inputs, row
@@ -117,11 +123,8 @@ def pretraining_dataset(
     return dataset.prefetch(tf.data.AUTOTUNE)
 
 
-def _epochs(shards, shuffle, seed, input_context):
-    """Returns a function from an epoch's number to its records, and how many they are."""
-    workers, worker = 1, 0
-    if input_context is not None:
-        workers, worker = input_context.num_input_pipelines, input_context.input_pipeline_id
+def _epochs(shards, shuffle, seed, workers, worker):
+    """Returns a function from an epoch's number to a worker's records, and how many they are."""
     by_file = len(shards.files) >= workers
     files = shards.files[worker::workers] if by_file else shards.files
     if by_file:
@@ -132,7 +135,8 @@ def _epochs(shards, shuffle, seed, input_context):
         raise RecordError(
             f"{shards.files[0]}: {sum(shards.records)} records are too few for {workers} workers."
         )
-    window = max(1, min(records, sum(shards.records) * SHUFFLE_BYTES // max(shards.bytes, 1)))
+    row_bytes = record_bytes(shards.max_seq_length, shards.max_predictions_per_seq)
+    window = max(1, min(records, int(SHUFFLE_BYTES / row_bytes)))
 
     def read(epoch):
         names = tf.constant(files)
@@ -163,20 +167,12 @@ def _shuffled(values, seed, epoch, number):
 
 def _checks(shards, vocab_size):
     """Returns a function from a parsed batch to the assertions that it can be trained on."""
-    limits = {
-        "input_ids": vocab_size,
-        "input_mask": 2,
-        "segment_ids": 2,
-        "next_sentence_labels": 2,
-        "masked_lm_positions": shards.max_seq_length,
-        "masked_lm_ids": vocab_size,
-    }
+    limits = value_limits(shards.max_seq_length, vocab_size)
 
     def check(row):
         assertions = []
         for name, limit in limits.items():
             if name in row:
-                limit = tf.int32.max if limit is None else limit
                 fine = tf.reduce_all((row[name] >= 0) & (row[name] < limit))
                 message = f"{name} of a record is not in the range 0 to {limit - 1}"
                 assertions.append(tf.debugging.Assert(fine, [message]))
@@ -194,15 +190,7 @@ def _dynamic_masking(shards, settings, tokenizer):
                 "Create the data with dynamic masking."
             )
         return lambda row, seed: row
-    if tokenizer is None and shards.folder is not None:
-        tokenizer = WordPieceTokenizer.from_vocab(
-            shards.folder / shards.manifest.vocabulary["file"], **shards.manifest.tokenizer
-        )
-        if tokenizer.vocabulary_sha256 != shards.manifest.vocabulary["sha256"]:
-            raise RecordError(
-                f"{shards.folder / shards.manifest.vocabulary['file']} is not the vocabulary the "
-                "shards beside it were made with."
-            )
+    tokenizer = tokenizer or shards.tokenizer()
     if tokenizer is None:
         raise ConfigError(f"{shards.files[0]} is to be masked while reading: give a tokenizer.")
     settings = settings or (shards.manifest and shards.manifest.settings)

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from keras_bert_ref.errors import RecordError
+from keras_bert_ref.tokenization import WordPieceTokenizer
 from tfrecords import manifest
 from tfrecords.manifest import Manifest
-from tfrecords.schema import DYNAMIC, record_features
+from tfrecords.schema import DYNAMIC, record_features, value_limits
 from tfrecords.writer import masked_crc
 
 _HEADER, _FOOTER = struct.Struct("<QI"), struct.Struct("<I")
@@ -37,6 +38,24 @@ class Shards:
         """Size of the vocabulary the ids are of, where it is known."""
         return self.manifest and self.manifest.vocabulary["size"]
 
+    def tokenizer(self) -> WordPieceTokenizer | None:
+        """Loads the vocabulary the shards were made with; None where there is no manifest.
+
+        Raises:
+            RecordError: The file beside the manifest holds another vocabulary.
+            VocabularyError: The file cannot be read.
+        """
+        if self.manifest is None:
+            return None
+        file = self.folder / self.manifest.vocabulary["file"]
+        tokenizer = WordPieceTokenizer.from_vocab(file, **self.manifest.tokenizer)
+        if tokenizer.vocabulary_sha256 != self.manifest.vocabulary["sha256"]:
+            raise RecordError(
+                f"{file} is not the vocabulary the shards beside it were made with: put that one "
+                "back, or create the data again."
+            )
+        return tokenizer
+
 
 def open_shards(
     where: str | os.PathLike | Iterable[str | os.PathLike], split: str = "train"
@@ -52,25 +71,26 @@ def open_shards(
         split: "train" or "heldout", of a folder.
 
     Raises:
-        RecordError: Files are missing, damaged, empty, or differ in lengths, features, compression
-            or vocabulary.
+        RecordError: Files are missing, damaged, empty, of different splits of a folder, or differ
+            in lengths, features, compression, vocabulary or next sentence prediction.
     """
     if isinstance(where, str | os.PathLike):
         where = [where]
     parts = [part for place in where for part in _open_place(os.fspath(place), split)]
     if not parts:
         raise RecordError("No shards were named.")
-    first = parts[0]
-    for part in parts[1:]:
+    _check_splits(parts)
+    # A file without manifest does not tell all its traits: those that do are compared with the one
+    # that speaks for all of them.
+    known = next((part for part in parts if part.manifest), parts[0])
+    expected = _traits(known)
+    for part in parts:
         for what, value in _traits(part).items():
-            expected = _traits(first)[what]
-            # A file without manifest does not tell its vocabulary.
-            if value != expected and None not in (value, expected):
+            if value != expected[what] and None not in (value, expected[what]):
                 raise RecordError(
-                    f"{part.files[0]} has {what} {value}, but {first.files[0]} has {expected}: "
-                    "shards read together must agree."
+                    f"{part.files[0]} has {what} {value}, but {known.files[0]} has "
+                    f"{expected[what]}: shards read together must agree."
                 )
-    known = next((part for part in parts if part.manifest), first)
     return dataclasses.replace(
         known,
         files=tuple(file for part in parts for file in part.files),
@@ -79,12 +99,30 @@ def open_shards(
     )
 
 
+def _check_splits(parts):
+    """Refuses a glob that takes in what was held out beside what is trained on."""
+    found = {}
+    for part in filter(lambda part: part.manifest, parts):
+        file = part.files[0]
+        for name, split in part.manifest.splits.items():
+            if os.path.basename(file) in (shard.file for shard in split.shards):
+                other, other_file = found.setdefault(part.folder.resolve(), (name, file))
+                if name != other:
+                    raise RecordError(
+                        f"{other_file} is of split {other!r}, but {file} is of {name!r}: read them "
+                        f"apart. Name the folder {part.folder}, or {part.folder}/train-*"
+                    )
+
+
 def _traits(part):
+    found = part.manifest
     return {
         "max_seq_length": part.max_seq_length,
         "max_predictions_per_seq": part.max_predictions_per_seq or "none (dynamic masking)",
         "compression": part.compression or "none",
-        "a vocabulary with SHA-256": part.manifest and part.manifest.vocabulary["sha256"],
+        "a vocabulary with SHA-256": found and found.vocabulary["sha256"],
+        "tokenizer options": found and found.tokenizer,
+        "next sentence prediction": found and ("on" if found.settings.next_sentence else "off"),
     }
 
 
@@ -218,16 +256,19 @@ def explain(
     It reads the files from the start, so it is for the moment when training has stopped anyway.
 
     Args:
-        error: What was raised, usually a `tf.errors.OpError`.
+        error: What was raised. A bad record shows as `tf.errors.DataLossError` or
+            `tf.errors.InvalidArgumentError`; for any other type nothing is read.
         shards: What the dataset was made from.
         vocab_size: Size of the model's vocabulary; None for the one the shards state.
 
     Returns:
         An error that names the file and the record and has `error` as its cause; None if every
-        record is in order.
+        record is in order, or `error` has nothing to do with records.
     """
     from keras_bert_ref._tensorflow import tf
 
+    if not isinstance(error, tf.errors.DataLossError | tf.errors.InvalidArgumentError):
+        return None
     features = record_features(shards.max_seq_length, shards.max_predictions_per_seq)
     found = None
     for file in shards.files:
@@ -262,17 +303,8 @@ def _fault(values, features, vocab_size):
         (wanted,) = feature.shape
         if len(row[name]) != wanted or not wanted:
             return f"{name} has {len(row[name])} values instead of {wanted or 'at least one'}"
-    limits = {
-        "input_ids": vocab_size,
-        "input_mask": 2,
-        "segment_ids": 2,
-        "next_sentence_labels": 2,
-        "masked_lm_positions": len(row["input_ids"]),
-        "masked_lm_ids": vocab_size,
-    }
-    for name, limit in limits.items():
+    for name, limit in value_limits(len(row["input_ids"]), vocab_size).items():
         for value in row.get(name, ()):
-            if value < 0 or (limit is not None and value >= limit):
-                most = "" if limit is None else f" to {limit - 1}"
-                return f"{name} holds {value}, which is not in the range 0{most}"
+            if not 0 <= value < limit:
+                return f"{name} holds {value}, which is not in the range 0 to {limit - 1}"
     return None

@@ -9,12 +9,14 @@ import pytest
 from shared_data import shared
 
 from keras_bert_ref._tensorflow import tf
-from keras_bert_ref.errors import ConfigError, RecordError
+from keras_bert_ref.errors import ConfigError, RecordError, VocabularyError
 from tfrecords import reader as reader_module
+from tfrecords import shards as shards_module
 from tfrecords.dynamic_masking import mask_batch
 from tfrecords.manifest import Manifest
 from tfrecords.masking import mask_rows
 from tfrecords.reader import explain, open_shards, pretraining_dataset
+from tfrecords.schema import record_bytes, record_features
 from tfrecords.shards import read_records
 from tfrecords.writer import ShardWriter, encode_examples
 
@@ -116,6 +118,31 @@ def test_every_record_comes_once_an_epoch_in_an_order_of_its_own(
         assert abs(np.corrcoef(np.arange(total), places)[0, 1]) < 5 / np.sqrt(total)
 
 
+def test_the_shuffled_stretch_is_measured_before_compression(made, monkeypatch):
+    """GZIP shards come in the order of plain ones, so as many rows are held."""
+    monkeypatch.setattr(reader_module, "SHUFFLE_BYTES", 30 * record_bytes(32, 5))
+    plain, packed = made(), made(compression="GZIP")
+    in_files = all_rows(plain, shuffle=False, epochs=1)
+    assert all_rows(packed, seed=3, epochs=1) == all_rows(plain, seed=3, epochs=1) != in_files
+
+
+@pytest.mark.parametrize("predictions", [20, None])
+@pytest.mark.parametrize("length", [128, 512])
+def test_the_size_of_a_record_is_estimated(tmp_path, length, predictions):
+    """A row as of a large vocabulary, whose ids mostly take two bytes, a tenth of it padding."""
+    row = {
+        name: np.ones((1, *feature.shape), feature.dtype)
+        for name, feature in record_features(length, predictions).items()
+    }
+    row["input_ids"][:, : int(0.9 * length)] = 2000
+    if predictions:
+        row["masked_lm_ids"][:] = 2000
+    with ShardWriter(tmp_path / "shard") as writer:
+        writer.write(encode_examples(row))
+    estimate = record_bytes(length, predictions)
+    np.testing.assert_allclose((tmp_path / "shard").stat().st_size, estimate, rtol=0.05)
+
+
 def test_batches_run_on_across_epochs(made):
     folder = made()
     total = sum(open_shards(folder).records)
@@ -175,6 +202,37 @@ def test_dynamic_masks_change_between_epochs_and_keep_the_text(made, settings, t
         wanted = settings.predictions_by_length[batch["input_mask"].sum(axis=1)]
         assert (used.sum(axis=1) == wanted).all()
     assert (first["masked_lm_positions"] != second["masked_lm_positions"]).mean() > 0.5
+
+
+def test_workers_draw_masks_of_their_own(made, tmp_path):
+    """Two workers with the same rows; the first draws as a single one does."""
+    folder = made(dynamic_masking=True)
+    file = "train-00000-of-00004.tfrecord"
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    shards = open_shards([folder / file, copy / file])
+    contexts = [tf.distribute.InputContext(2, worker, 2) for worker in (0, 1)]
+    first, second = (take(2, shards, 16, shuffle=False, input_context=c) for c in contexts)
+    assert_equal(first, take(2, folder / file, 16, shuffle=False))
+    np.testing.assert_array_equal(first[0]["input_mask"], second[0]["input_mask"])
+    assert (first[0]["masked_lm_positions"] != second[0]["masked_lm_positions"]).mean() > 0.5
+
+
+def test_the_tokenizer_of_shards_is_that_of_their_manifest(made, tokenizer, tmp_path):
+    folder = shutil.copytree(made(dynamic_masking=True), tmp_path / "data")
+    shards = open_shards(folder)
+    loaded = shards.tokenizer()
+    assert loaded.vocabulary_sha256 == tokenizer.vocabulary_sha256
+    assert loaded.lower_case == tokenizer.lower_case
+    vocabulary = folder / "vocab.txt"
+    vocabulary.write_text(vocabulary.read_text().replace("##c", "##d"))
+    for use in (shards.tokenizer, lambda: pretraining_dataset(shards, 4)):
+        with pytest.raises(RecordError, match=r"vocab.txt is not the vocabulary"):
+            use()
+    vocabulary.unlink()
+    with pytest.raises(VocabularyError, match=r"vocab.txt"):
+        shards.tokenizer()
+    (folder / "manifest.json").unlink()
+    assert open_shards(f"{folder}/train*").tokenizer() is None
 
 
 @pytest.mark.parametrize("whole_words", [False, True])
@@ -434,7 +492,24 @@ def test_a_vocabulary_too_small_is_noticed_in_the_original_format(copied, tmp_pa
 
 
 def test_nothing_is_found_where_nothing_is_wrong(copied):
-    assert explain(RuntimeError("elsewhere"), open_shards(copied)) is None
+    error = tf.errors.InvalidArgumentError(None, None, "elsewhere")
+    assert explain(error, open_shards(copied)) is None
+
+
+def test_nothing_is_read_for_an_error_that_no_record_causes(copied, monkeypatch):
+    shards = open_shards(copied)
+    monkeypatch.setattr(shards_module, "read_records", lambda *args: pytest.fail("files are read"))
+    for error in (RuntimeError(), tf.errors.ResourceExhaustedError(None, None, "memory")):
+        assert explain(error, shards) is None
+
+
+def test_ids_beyond_int32_are_refused_where_the_vocabulary_is_unknown(copied):
+    (copied / "manifest.json").unlink()
+    file = copied / "train-00003-of-00004.tfrecord"
+    rewrite(file, 11, set_value("input_ids", 1 << 31))
+    shards = open_shards(file)
+    message = "record 11: input_ids holds 2147483648, which is not in the range 0 to 2147483647"
+    assert message in str(explain(iterate(shards, 8), shards))
 
 
 def test_what_is_no_pretraining_record_is_refused(tmp_path):
@@ -466,6 +541,36 @@ def test_shards_that_differ_are_refused_together(made, settings, copied):
     ):
         with pytest.raises(RecordError, match=message):
             open_shards([made(), where])
+
+
+def test_what_only_a_manifest_tells_is_compared_behind_a_file_without_one(
+    made, settings, copied, tmp_path
+):
+    plain = shutil.copy(copied / "train-00000-of-00004.tfrecord", tmp_path)
+    manifest = Manifest.load(copied)
+    no_nsp = dataclasses.replace(manifest.settings, next_sentence=False)
+    for change, message in (
+        ({"vocabulary": manifest.vocabulary | {"sha256": "0" * 64}}, "vocabulary with SHA-256 000"),
+        ({"tokenizer": manifest.tokenizer | {"lower_case": False}}, "tokenizer options .*False"),
+        ({"settings": no_nsp}, "next sentence prediction off, but .* has on"),
+    ):
+        dataclasses.replace(manifest, **change).save(copied)
+        assert open_shards([plain, copied]).manifest == Manifest.load(copied)
+        with pytest.raises(RecordError, match=message):
+            open_shards([plain, made(), copied])
+
+
+def test_splits_are_not_read_together(made):
+    folder = made()
+    train = folder / "train-00000-of-00004.tfrecord"
+    heldout = folder / "heldout-00000-of-00001.tfrecord"
+    for where in (f"{folder}/*.tfrecord", [train, heldout], [heldout, train], [folder, heldout]):
+        with pytest.raises(RecordError, match=rf"folder {folder}, or {folder}/train-\*") as caught:
+            open_shards(where)
+        assert f"{train} is of " in str(caught.value) or f"but {train} is of" in str(caught.value)
+        assert str(heldout) in str(caught.value)
+    assert open_shards(f"{folder}/train-*").files == open_shards(folder).files
+    assert open_shards(f"{folder}/heldout-*").files == open_shards(folder, "heldout").files
 
 
 def test_folders_and_files_are_read_together(made, copied):
