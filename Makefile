@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 .PHONY: quickstart test lint clean
 
 quickstart: $(VENV)/installed
-	$(BIN)/keras-bert-ref quickstart --out $(OUT) --overwrite $(if $(TEXT),--text $(TEXT))
+	$(BIN)/keras-bert-ref quickstart --out $(OUT) --overwrite $(if $(TEXT),--text '$(TEXT)')
 
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n auto --dist loadfile
@@ -18,7 +18,7 @@ lint: $(VENV)/installed-test
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "Python 3.11, 3.12 or 3.13 is needed: make PYTHON=python3.12 ...")'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(VENV)/installed: setup.cfg pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable .

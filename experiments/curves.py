@@ -4,6 +4,8 @@ import argparse
 import json
 from pathlib import Path
 
+from keras_bert_ref.training import read_metrics
+
 _PANELS = (
     ("masked_lm_loss", "masked language model: loss (nats)"),
     ("masked_lm_accuracy", "masked language model: accuracy"),
@@ -24,7 +26,7 @@ def draw(run, out, baseline=None):
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    lines = [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(Path(run, "metrics.jsonl"))
     panels = [panel for panel in _PANELS if panel[0] in lines[0]]
     figure, axes = pyplot.subplots(1, len(panels), figsize=(5 * len(panels), 4), squeeze=False)
     for axis, (name, title) in zip(axes[0], panels, strict=True):

@@ -3,10 +3,10 @@
 import dataclasses
 import difflib
 import json
-import os
 from pathlib import Path
 
-from keras_bert_ref.errors import ConfigError, OutputError
+from keras_bert_ref.errors import ConfigError
+from keras_bert_ref.files import replace_text
 
 # (layers L, hidden H); heads are H/64 and the feed-forward width is 4H throughout. Base and large
 # are the paper's (section 3), the smaller ones those released later (Turc et al. 2019).
@@ -158,11 +158,4 @@ class BertConfig:
 
     def to_json(self, path):
         """Writes `bert_config.json` in the released format."""
-        path = Path(path)
-        part = path.with_name(path.name + ".part")
-        try:
-            part.write_text(json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n")
-            os.replace(part, path)
-        except OSError as error:
-            part.unlink(missing_ok=True)
-            raise OutputError(f"{path} cannot be written: {error.strerror}") from None
+        replace_text(path, json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n")

@@ -161,8 +161,9 @@ class Embeddings(keras.layers.Layer):
         positions = self.position_embeddings[:length]  # [S, H]
         # A product with one-hot rows: its gradient is a product too, not a scatter into two rows.
         # One-hot rows of zeros are what a segment out of range would silently become.
-        tf.debugging.assert_less(
-            segment_ids, config.type_vocab_size, "segment_ids must be below type_vocab_size"
+        tf.debugging.Assert(
+            tf.reduce_all((segment_ids >= 0) & (segment_ids < config.type_vocab_size)),
+            [f"segment_ids must be at least 0 and below type_vocab_size {config.type_vocab_size}"],
         )
         segments = tf.matmul(
             tf.one_hot(tf.reshape(segment_ids, [-1]), config.type_vocab_size),

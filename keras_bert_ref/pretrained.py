@@ -6,6 +6,7 @@ from pathlib import Path
 
 from keras_bert_ref._tensorflow import keras
 from keras_bert_ref.errors import CheckpointError, OutputError
+from keras_bert_ref.files import first_line, replace_text, writing
 from keras_bert_ref.tokenization import WordPieceTokenizer
 
 _MODEL, _CONFIG, _VOCABULARY, _TOKENIZER = (
@@ -19,8 +20,8 @@ _MODEL, _CONFIG, _VOCABULARY, _TOKENIZER = (
 def save_pretrained(model, tokenizer, folder):
     """Writes a model and its tokenizer to a folder that appears as a whole.
 
-    The folder gets `model.keras`, `bert_config.json`, `vocab.txt` and `tokenizer_config.json` (the
-    casing, under the names that Hugging Face tokenizers use). An older folder of this kind is
+    The folder gets `model.keras`, `bert_config.json`, `vocab.txt` and `tokenizer_config.json` (its
+    options, under the names that Hugging Face tokenizers use). An older folder of this kind is
     replaced once the new one is complete.
 
     Args:
@@ -32,23 +33,29 @@ def save_pretrained(model, tokenizer, folder):
         OutputError: the folder cannot be written, or holds something else.
     """
     folder = Path(folder)
-    if folder.exists() and not (folder / _MODEL).is_file():
+    if folder.exists() and not (folder / _MODEL).is_file() and any(folder.iterdir()):
         raise OutputError(f"{folder} is in use and holds no {_MODEL}: choose another folder")
-    part = folder.with_name(folder.name + ".part")
-    try:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        model.save(part / _MODEL)
-        getattr(model, "encoder", model).config.to_json(part / _CONFIG)
-        tokenizer.save_vocabulary(part / _VOCABULARY)
-        casing = {"do_lower_case": tokenizer.lower_case, "strip_accents": tokenizer.strip_accents}
-        (part / _TOKENIZER).write_text(json.dumps(casing, indent=2) + "\n", encoding="utf-8")
-        if folder.exists():
-            shutil.rmtree(folder)
-        part.rename(folder)
-    except OSError as error:
-        shutil.rmtree(part, ignore_errors=True)
-        raise OutputError(f"{folder} cannot be written: {error.strerror or error}") from None
+    part, old = (folder.with_name(folder.name + suffix) for suffix in (".part", ".old"))
+    settings = {
+        "do_lower_case": tokenizer.lower_case,
+        "strip_accents": tokenizer.strip_accents,
+        "never_split": list(tokenizer.never_split),
+    }
+    with writing(folder):
+        try:
+            for leftover in (part, old):
+                shutil.rmtree(leftover, ignore_errors=True)
+            part.mkdir(parents=True)
+            model.save(part / _MODEL)
+            getattr(model, "encoder", model).config.to_json(part / _CONFIG)
+            tokenizer.save_vocabulary(part / _VOCABULARY)
+            replace_text(part / _TOKENIZER, json.dumps(settings, indent=2) + "\n")
+            if folder.exists():
+                folder.rename(old)
+            part.rename(folder)
+        finally:
+            for leftover in (part, old):
+                shutil.rmtree(leftover, ignore_errors=True)
 
 
 def load_pretrained(folder):
@@ -63,14 +70,16 @@ def load_pretrained(folder):
     folder = Path(folder)
     if not (folder / _MODEL).is_file():
         raise CheckpointError(f"{folder} holds no {_MODEL}: name a folder that pretrain wrote")
-    try:
-        casing = json.loads((folder / _TOKENIZER).read_text(encoding="utf-8"))
-        tokenizer = WordPieceTokenizer.from_vocab(
-            folder / _VOCABULARY, casing["do_lower_case"], casing["strip_accents"]
-        )
-        import keras_bert_ref.models  # noqa: F401  registers the classes that a file may name
+    import keras_bert_ref.models  # noqa: F401  registers the classes that a file may name
 
+    try:
+        settings = json.loads((folder / _TOKENIZER).read_text(encoding="utf-8"))
+        tokenizer = WordPieceTokenizer.from_vocab(
+            folder / _VOCABULARY,
+            settings["do_lower_case"],
+            settings["strip_accents"],
+            settings.get("never_split", ()),
+        )
         return keras.saving.load_model(folder / _MODEL, compile=False), tokenizer
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"{folder} cannot be loaded: {reason}") from error
+    except Exception as error:  # by damage: BadZipFile, ValueError, KeyError, OSError, …
+        raise CheckpointError(f"{folder} cannot be loaded: {first_line(error)}") from error

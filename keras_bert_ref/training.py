@@ -5,17 +5,16 @@ host call, checkpoints that hold everything the next step depends on, evaluation
 defined end when the loss is no longer finite.
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
 import math
-import os
 import time
 from pathlib import Path
 
 from keras_bert_ref._tensorflow import tf
 from keras_bert_ref.errors import CheckpointError, ConfigError, DivergedError, OutputError
+from keras_bert_ref.files import first_line, replace_text, writing
 
 STRATEGIES = ("auto", "one-device", "mirrored")
 
@@ -40,6 +39,11 @@ def make_strategy(name="auto"):
     if name == "mirrored" or (name == "auto" and len(gpus) > 1):
         return tf.distribute.MirroredStrategy()
     return tf.distribute.OneDeviceStrategy("/gpu:0" if gpus else "/cpu:0")
+
+
+def whole_step_compiles():
+    """Returns whether XLA is the fast path here: on GPU and TPU it is, on CPU it is not."""
+    return bool(tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("TPU"))
 
 
 def fast_precision():
@@ -113,11 +117,10 @@ class Trainer:
         self.folder = Path(folder)
         self.schedule = schedule
         self.strategy = model.distribute_strategy
-        if jit_compile == "auto":
-            devices = self.strategy.extended.worker_devices
-            jit_compile = not all("CPU" in device.upper() for device in devices)
-        self.jit_compile = jit_compile
-        with _writing(self.folder):
+        if getattr(model, "optimizer", None) is None:
+            raise ConfigError("the model has no optimizer: call model.compile(optimizer=…) first")
+        self.jit_compile = whole_step_compiles() if jit_compile == "auto" else jit_compile
+        with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         with self.strategy.scope():
             model.optimizer.build(model.trainable_variables)
@@ -144,7 +147,9 @@ class Trainer:
     @property
     def latest_checkpoint(self):
         """The checkpoint that training would go on from; None if there is none."""
-        return self._manager.latest_checkpoint
+        # One whose files someone deleted does not count.
+        kept = (p for p in reversed(self._manager.checkpoints) if Path(f"{p}.index").exists())
+        return next(kept, None)
 
     def restore(self):
         """Loads the latest checkpoint, if there is one; returns the step training continues at.
@@ -159,8 +164,8 @@ class Trainer:
             self._checkpoint.restore(latest).assert_consumed()
         except Exception as error:  # by damage: OpError, IndexError, AssertionError, ValueError, …
             raise CheckpointError(
-                f"{latest} cannot be restored into this model: {_first_line(error)}. "
-                "Delete it to go on from the one before, or start in another folder."
+                f"{latest} cannot be restored into this model: {first_line(error)}. Delete "
+                f"{latest}.* to go on from the checkpoint before, or start in another folder."
             ) from None
         return self.step
 
@@ -171,7 +176,8 @@ class Trainer:
             make_dataset: a function from (first step, `tf.distribute.InputContext`) to an endless
                 dataset of (features, labels), of the batch size of one replica; a step takes a
                 batch for each replica. The same first step must always give the same batches.
-            evaluation: a finite dataset of (features, labels), or None.
+            evaluation: a finite dataset of (features, labels) in batches of any size, which the
+                replicas share, or None.
             report: a function called with (step, metrics) after each host call, where metrics is
                 None between logged steps.
 
@@ -182,6 +188,7 @@ class Trainer:
             DivergedError: the loss is not finite.
             CheckpointError: there is a checkpoint that cannot be restored.
             OutputError: the folder cannot be written.
+            tf.errors.OpError: the data are damaged; `tfrecords.reader.explain` says where.
         """
         schedule, step, report = self.schedule, self.restore(), report or (lambda *_: None)
         self._keep_metrics_until(step)
@@ -215,13 +222,15 @@ class Trainer:
                     logs = results = self._log(writer, step, "train", self._results())
                     self.model.reset_metrics()
                 report(step, logs)
-                if last or step % schedule.checkpoint_every == 0:
-                    self._save(step)
                 if evaluates:
                     results = self._log(writer, step, "heldout", self.evaluate(evaluation))
                     self.model.reset_metrics()
+                # Last, so that a run which goes on from here has nothing to catch up on.
+                if last or step % schedule.checkpoint_every == 0:
+                    self._save(step)
         except KeyboardInterrupt:
-            self._save(self.step)
+            if self.step:
+                self._save(self.step)
             raise
         if evaluation is not None and not results:  # the run had ended before
             results = self.evaluate(evaluation)
@@ -267,29 +276,37 @@ class Trainer:
         return {name: float(value) for name, value in self.model.get_metrics_result().items()}
 
     def _save(self, step):
-        with _writing(self.folder / "checkpoints"):
+        # A gradient that is not finite spoils the weights before any loss shows it.
+        if not all(tf.reduce_all(tf.math.is_finite(v)) for v in self.model.trainable_variables):
+            raise self._diverged(step)
+        with writing(self.folder / "checkpoints"):
             try:
                 self._manager.save(checkpoint_number=step)
             except tf.errors.OpError as error:
                 raise OutputError(
                     f"the checkpoint of step {step} cannot be written to "
-                    f"{self._manager.directory}: {_first_line(error)}"
+                    f"{self._manager.directory}: {first_line(error)}"
                 ) from None
 
     def _diverged(self, step):
         latest = self.latest_checkpoint
         good = f"the last good checkpoint is {latest}" if latest else "there is no checkpoint yet"
         return DivergedError(
-            f"the loss is not finite at step {step}; {good}. A lower learning rate or a longer "
-            "warmup usually helps."
+            f"the loss or a weight is not finite at step {step}; {good}. A lower learning rate or "
+            "a longer warmup usually helps."
         )
 
     def _log(self, writer, step, split, metrics):
-        with _writing(self.folder):
-            with writer.as_default(step=step):
-                for name, value in metrics.items():
-                    tf.summary.scalar(f"{split}/{name}", value)
-            writer.flush()
+        with writing(self.folder):
+            try:
+                with writer.as_default(step=step):
+                    for name, value in metrics.items():
+                        tf.summary.scalar(f"{split}/{name}", value)
+                writer.flush()
+            except tf.errors.OpError as error:
+                raise OutputError(
+                    f"{self.folder / 'logs'} cannot be written: {first_line(error)}"
+                ) from None
             with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, "split": split, **metrics}) + "\n")
         return metrics
@@ -297,10 +314,20 @@ class Trainer:
     def _keep_metrics_until(self, step):
         """Drops what a previous start logged after its last checkpoint: it will come again."""
         path = self.folder / "metrics.jsonl"
-        if not path.exists():
-            return
-        kept = [line for line in path.read_text().splitlines() if json.loads(line)["step"] <= step]
-        replace_text(path, "".join(line + "\n" for line in kept))
+        if path.exists():
+            kept = [line for line in read_metrics(path) if line["step"] <= step]
+            replace_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def read_metrics(path):
+    """Returns the objects of a `metrics.jsonl`, without a last line that was cut short."""
+    lines = []
+    for text in Path(path).read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            break
+    return lines
 
 
 def hold_settings(folder, settings):
@@ -328,34 +355,12 @@ def hold_settings(folder, settings):
                 "Continue it with the same settings, or choose another folder."
             )
         return
-    with _writing(path):
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, json.dumps(settings, indent=2) + "\n")
-
-
-def replace_text(path, text):
-    """Writes a text file under a temporary name, then renames it."""
-    path = Path(path)
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
 
 
 def _split(batch, parts):
     """A batch of B rows to a list of batches of B/parts rows."""
     flat = [tf.split(tensor, parts) for tensor in tf.nest.flatten(batch)]
     return [tf.nest.pack_sequence_as(batch, part) for part in zip(*flat, strict=True)]
-
-
-@contextlib.contextmanager
-def _writing(place):
-    try:
-        yield
-    except OutputError:
-        raise
-    except OSError as error:
-        raise OutputError(f"{place} cannot be written: {error.strerror}") from None
-
-
-def _first_line(error):
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

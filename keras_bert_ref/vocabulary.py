@@ -3,11 +3,11 @@
 import collections
 import importlib.util
 import itertools
-import os
 from pathlib import Path
 
 from keras_bert_ref.basic_tokenization import BasicTokenizer, blocks, chunks
-from keras_bert_ref.errors import ConfigError, OutputError, VocabularyError
+from keras_bert_ref.errors import ConfigError, VocabularyError
+from keras_bert_ref.files import replace_text
 
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -104,15 +104,8 @@ def write_vocabulary(path, pieces):
         VocabularyError: `check_vocabulary` refuses the pieces.
         OutputError: the file cannot be written.
     """
-    path = Path(path)
     check_vocabulary(pieces, "the vocabulary to write")
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8", newline="\n")
-        os.replace(part, path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise OutputError(f"{path} cannot be written: {error.strerror}") from None
+    replace_text(path, "".join(f"{piece}\n" for piece in pieces))
 
 
 def learn_vocabulary(texts, size, lower_case=True, strip_accents=None, progress=None):

@@ -2,6 +2,7 @@
 
 import random
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,9 @@ def test_the_script_of_the_readme(tmp_path, monkeypatch):
     names = {}
     exec(script, names)
     assert set(names["encoder"].output) == {"sequence_output", "pooled_output"}
+
+
+def test_make_hands_a_pattern_on_as_it_is():
+    command = ["make", "--dry-run", "--always-make", "quickstart", "TEXT=my books/*.txt"]
+    printed = subprocess.run(command, cwd=README.parent, capture_output=True, text=True).stdout
+    assert "--text 'my books/*.txt'" in printed

@@ -28,12 +28,10 @@ def main():
     try:
         app()
     except BertError as error:
-        _stop(error, 3 if isinstance(error, DivergedError) else 1 + isinstance(error, ConfigError))
+        codes = {ConfigError: 2, DivergedError: 3}
+        _stop(error, codes.get(type(error), 1))
     except OSError as error:  # a place that the user named and the system refuses
         _stop(f"{error.filename}: {error.strerror}" if error.filename else error, 1)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted", style="yellow")
-        sys.exit(130)
 
 
 def _stop(error, code):

@@ -103,7 +103,10 @@ def create_data(
     split_sentences: Annotated[
         bool, typer.Option("--split-sentences", help="Split lines, which are paragraphs.")
     ] = False,
-    language: Annotated[str, typer.Option(help="Language to split sentences by.")] = "en",
+    language: Annotated[
+        str,
+        typer.Option(help="Language to split sentences by; unknown codes follow English rules."),
+    ] = "en",
     held_out: Annotated[
         float, typer.Option(help="Share of documents set apart for evaluation.")
     ] = 0.0,

@@ -1,5 +1,6 @@
 """`pretrain`: TFRecord shards to a pretrained encoder."""
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -38,6 +39,8 @@ class Recipe:
         for name in ("steps", "batch_size", "micro_batches"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"seed must be at least 0 and below 2³², not {self.seed}")
 
     @property
     def warmup(self):
@@ -99,22 +102,29 @@ def pretrain(
         micro_batches=micro_batches,
         seed=seed,
     )
-    results = run(
-        data,
-        out,
-        config,
-        recipe,
-        vocab=vocab,
-        lower_case=lower_case,
-        strategy=strategy,
-        overwrite=overwrite,
-        log_every=log_every,
-        evaluate_every=evaluate_every,
-        checkpoint_every=checkpoint_every,
-        keep=keep,
-    )
+    try:
+        results = run(
+            data,
+            out,
+            config,
+            recipe,
+            vocab=vocab,
+            lower_case=lower_case,
+            strategy=strategy,
+            overwrite=overwrite,
+            log_every=log_every,
+            evaluate_every=evaluate_every,
+            checkpoint_every=checkpoint_every,
+            keep=keep,
+        )
+    except KeyboardInterrupt:
+        if (out / "checkpoints" / "checkpoint").exists():
+            console.print("saved: the same command goes on from here")
+        raise
     console.print("  ".join(f"{name} {value:.4f}" for name, value in results.items()))
-    console.print(f"model: {out / 'model'}   curves: tensorboard --logdir {out / 'logs'}")
+    console.print(
+        f"model: {out / 'model'}", f"curves: tensorboard --logdir {out / 'logs'}", sep="\n"
+    )
 
 
 def run(
@@ -142,16 +152,19 @@ def run(
         overwrite: whether a run found at `out` is deleted first.
         **every: fields of `TrainingSchedule`.
     """
-    from tfrecords.reader import explain, open_shards, pretraining_dataset
+    from tfrecords.reader import open_shards, pretraining_dataset
 
     shards = open_shards(data)
+    held_out = None
+    if os.path.isdir(data) and "heldout" in shards.manifest.splits:
+        held_out = open_shards(data, "heldout")
     tokenizer = _tokenizer(shards, vocab, lower_case)
     config = _config(config, tokenizer, shards)
     next_sentence = shards.manifest is None or shards.manifest.settings.next_sentence
-    _check_place(out)
+    _check_place(out, shards)
 
     from keras_bert_ref import training
-    from keras_bert_ref._tensorflow import keras, tf
+    from keras_bert_ref._tensorflow import keras
     from keras_bert_ref.encoder import BertEncoder
     from keras_bert_ref.models import BertPretrainer
     from keras_bert_ref.optimization import BertAdamW, WarmupLinear
@@ -170,6 +183,25 @@ def run(
             next_sentence=next_sentence,
         )
         model.compile(optimizer=BertAdamW(rate))
+
+    def batches(first, context):
+        return pretraining_dataset(
+            shards,
+            rows,
+            seed=recipe.seed,
+            start_batch=first * context.num_replicas_in_sync // context.num_input_pipelines,
+            input_context=context,
+            vocab_size=config.vocab_size,
+        )
+
+    evaluation = held_out and pretraining_dataset(
+        held_out,
+        recipe.batch_size,
+        shuffle=False,
+        epochs=1,
+        drop_remainder=False,
+        vocab_size=config.vocab_size,
+    )
     # All settings have proven good; only now is anything deleted or written.
     if overwrite and out.exists():
         shutil.rmtree(out)
@@ -182,48 +214,43 @@ def run(
             "vocabulary": tokenizer.vocabulary_sha256,
         },
     )
-
-    def batches(first, context):
-        return pretraining_dataset(
-            shards,
-            rows,
-            seed=recipe.seed,
-            start_batch=first * context.num_replicas_in_sync // context.num_input_pipelines,
-            input_context=context,
-            vocab_size=config.vocab_size,
-        )
-
-    evaluation = None
-    if shards.manifest is not None and "heldout" in shards.manifest.splits:
-        evaluation = pretraining_dataset(
-            data, rows, split="heldout", shuffle=False, epochs=1, drop_remainder=False
-        )
     trainer = training.Trainer(model, out, schedule)
     console.print(
         f"{model.count_params():,} parameters, {sum(shards.records):,} rows of "
         f"{shards.max_seq_length}, {recipe.precision}"
     )
     if trainer.latest_checkpoint:
-        console.print(f"continuing from {trainer.latest_checkpoint}")
-    with progress_bar("steps") as bars:
+        console.print(f"continuing from {trainer.latest_checkpoint}", markup=False)
+    with progress_bar("steps") as bars, _explaining([shards, held_out], config.vocab_size):
         bar = bars.add_task("", total=recipe.steps, note="")
 
         def report(step, metrics):
             note = {"note": _note(metrics)} if metrics else {}
             bars.update(bar, completed=step, **note)
 
-        try:
-            results = trainer.train(batches, evaluation, report=report)
-        except KeyboardInterrupt:
-            console.print(f"saved at step {trainer.step}: the same command goes on from there")
-            raise
-        except tf.errors.OpError as error:
-            found = explain(error, shards, vocab_size=config.vocab_size)
-            if found is None:
-                raise
-            raise found from error
+        results = trainer.train(batches, evaluation, report=report)
     save_pretrained(model, tokenizer, out / "model")
     return results
+
+
+@contextlib.contextmanager
+def _explaining(splits, vocab_size):
+    """Names the record behind an error that TensorFlow raises while it reads `splits`."""
+    from keras_bert_ref._tensorflow import tf
+    from tfrecords.reader import explain
+
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        raise ConfigError(
+            "the device is out of memory: lower --batch-size, or compute it in more --micro-batches"
+        ) from error
+    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
+        console.print("looking for the record behind this error")
+        for shards in filter(None, splits):
+            if found := explain(error, shards, vocab_size=vocab_size):
+                raise found from error
+        raise
 
 
 def _note(metrics):
@@ -240,9 +267,9 @@ def _tokenizer(shards, vocab, lower_case):
     from keras_bert_ref.tokenization import WordPieceTokenizer
 
     if shards.manifest is not None:
-        return WordPieceTokenizer.from_vocab(
-            shards.folder / shards.manifest.vocabulary["file"], **shards.manifest.tokenizer
-        )
+        if vocab is not None:
+            raise ConfigError(f"--vocab is for shards without a manifest; {shards.folder} has one")
+        return shards.tokenizer()
     if vocab is None:
         raise ConfigError(
             f"{shards.files[0]} comes without a manifest: name its vocabulary with --vocab"
@@ -268,11 +295,13 @@ def _config(config, tokenizer, shards):
     return config
 
 
-def _check_place(out):
-    """Makes sure that `out` is free, or holds a run."""
+def _check_place(out, shards):
+    """Makes sure that `out` is free, or holds a run and not the data."""
     free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
     if not free and not (out / "run.json").is_file():
         raise OutputError(f"{out} is in use and holds no run: choose another folder")
+    if any(Path(file).resolve().is_relative_to(out.resolve()) for file in shards.files):
+        raise OutputError(f"{out} holds the data: choose another folder for the run")
 
 
 def _rows_per_replica(recipe, replicas):

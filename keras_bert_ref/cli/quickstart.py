@@ -3,12 +3,14 @@
 import itertools
 import random
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from keras_bert_ref.cli import app
 from keras_bert_ref.cli.data import create, learn
@@ -30,14 +32,21 @@ def quickstart(
             "between documents. By default, the documentation in the installed packages."
         ),
     ] = None,
-    minutes: Annotated[float, typer.Option(help="Minutes to pretrain for.")] = 4.0,
+    minutes: Annotated[float, typer.Option(help="Minutes to pretrain for.")] = 5.0,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what an earlier quickstart wrote.")
     ] = False,
 ):
     """Learn a vocabulary, write shards, pretrain a small BERT, and show what it has learned."""
-    if minutes <= 0:
+    from tfrecords.corpus import corpus_files
+
+    if not 0 < minutes < float("inf"):
         raise ConfigError(f"--minutes must be above 0, not {minutes}")
+    for file in corpus_files(text) if text else []:
+        if Path(file).resolve().is_relative_to(out.resolve()):
+            raise OutputError(
+                f"{file} lies in {out}, which is to be written: choose another folder"
+            )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         if not (overwrite and (out / _MARK).is_file()):
             raise OutputError(
@@ -61,6 +70,7 @@ def quickstart(
         out / "run",
         _CONFIG,
         recipe,
+        strategy="one-device",
         log_every=50,
         evaluate_every=max(200, recipe.steps // 4),
         checkpoint_every=max(200, recipe.steps // 4),
@@ -74,7 +84,10 @@ def _installed_text(path):
 
     with console.status("collecting the documentation in the installed packages"):
         modules, paragraphs = write_installed_text(path)
-    console.print(f"{modules:,} modules with {paragraphs:,} paragraphs of documentation in {path}")
+    console.print(
+        f"{modules:,} modules with {paragraphs:,} paragraphs of documentation in {path}",
+        markup=False,
+    )
     return str(path)
 
 
@@ -109,7 +122,7 @@ def _recipe(data, manifest, minutes):
         model = BertPretrainer(BertEncoder(config, dtype=precision))
         model.compile(optimizer=BertAdamW(1e-4))
         batches = iter(pretraining_dataset(data, _BATCH))
-        step = tf.function(model.train_step)
+        step = tf.function(model.train_step, jit_compile=training.whole_step_compiles())
         step(next(batches))  # traces
         began, count = time.perf_counter(), 0
         while count < 5 or time.perf_counter() - began < 5:
@@ -154,20 +167,18 @@ def _show(out, results):
         guesses.add_column(column, overflow="fold")
     for sentence, truth in _sentences(out / "data", tokenizer, count=4):
         (best,) = fill_mask(model, tokenizer, sentence)
-        guesses.add_row(
-            sentence.replace(MASK, r"[bold]\[MASK][/]"),
-            truth,
-            "  ".join(
-                f"[green]{piece}[/] {p:.0%}" if piece == truth else f"{piece} {p:.0%}"
-                for piece, p in best
-            ),
+        predictions = Text("  ").join(
+            Text(f"{piece} {p:.0%}", style="green" if piece == truth else "") for piece, p in best
         )
+        guesses.add_row(Text(sentence), Text(truth), predictions)
     console.print(guesses)
     _tell_next(out)
 
 
 def _tell_next(out):
     model = out / "run" / "model"
+    # `make quickstart` runs out of an environment that the shell need not be in.
+    programs = "" if shutil.which("keras-bert-ref") else f"{Path(sys.argv[0]).parent}/"
     load = f"from keras_bert_ref.pretrained import load_pretrained; load_pretrained('{model}')"
     written = {
         out / "vocab.txt": "the vocabulary",
@@ -176,11 +187,11 @@ def _tell_next(out):
         model: "the model: weights, configuration, vocabulary",
     }
     commands = (
-        f"keras-bert-ref pretrain --data {out / 'data'} --out {out / 'mini'} --config mini "
-        "--steps 5000 --batch-size 32",
-        "keras-bert-ref create-data --help",
-        f'python -i -c "{load}"',
-        f"tensorboard --logdir {out / 'run' / 'logs'}",
+        f"{programs}keras-bert-ref pretrain --data {out / 'data'} --out {out / 'mini'} "
+        "--config mini --steps 5000 --batch-size 32",
+        f"{programs}keras-bert-ref create-data --help",
+        f'{programs}python -i -c "{load}"',
+        f"{programs}tensorboard --logdir {out / 'run' / 'logs'}",
     )
     grid = Table.grid(padding=(0, 2))
     for path, what in written.items():

@@ -93,15 +93,23 @@ def test_other_data_is_refused(folder, tmp_path, capsys):
     assert "holds a run with other settings: data was" in capsys.readouterr().err
 
 
-def test_a_damaged_shard_is_named(folder, tmp_path, capsys):
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_a_damaged_shard_is_named(folder, tmp_path, capsys, split):
     assert create_data(folder, tmp_path / "data") == 0
-    (shard,) = (tmp_path / "data").glob("train-*")
+    (shard,) = (tmp_path / "data").glob(f"{split}-*")
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 4
     shard.write_bytes(content)
     assert pretrain(folder, tmp_path / "run", "--data", tmp_path / "data", "--steps", 90) == 1
     error = capsys.readouterr().err.replace("\n", "")
     assert shard.name in error and "record" in error and "Traceback" not in error
+
+
+def test_only_a_folder_has_a_heldout_split(folder, tmp_path):
+    shards = folder / "data" / "train-*"
+    assert pretrain(folder, tmp_path / "run", "--data", shards) == 0
+    metrics = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert '"train"' in metrics and '"heldout"' not in metrics
 
 
 def test_settings_that_do_not_fit(folder, tmp_path, capsys):
@@ -118,6 +126,8 @@ def test_settings_that_do_not_fit(folder, tmp_path, capsys):
     assert "below the 6 training steps" in message("--warmup-steps", 6)
     assert "learning_rate must be above 0" in message("--learning-rate", -1)
     assert "log_every must be" in message("--log-every", 0)
+    assert "seed must be at least 0" in message("--seed", -1)
+    assert "is for shards without a manifest" in message("--vocab", folder / "vocab.txt")
     settings = json.loads((folder / "small.json").read_text())
     for change, expected in (
         ({"vocab_size": 9}, "the vocabulary has"),
@@ -137,8 +147,10 @@ def test_places_that_are_taken(folder, tmp_path, capsys):
     assert keras_bert_ref("quickstart", "--out", taken, "--overwrite") == 1
     vocab = folder / "vocab.txt"
     assert keras_bert_ref("learn-vocab", folder / "text.txt", "--size", 80, "--out", vocab) == 1
+    own = folder / "text.txt"
+    assert keras_bert_ref("quickstart", "--out", folder, "--overwrite", "--text", own) == 1
     errors = capsys.readouterr().err
-    assert errors.count("error:") == 4 and "Traceback" not in errors
+    assert errors.count("error:") == 5 and own.exists() and "Traceback" not in errors
     assert [path.name for path in taken.iterdir()] == ["thesis.tex"]
 
 
@@ -147,7 +159,7 @@ def test_a_diverging_run_has_its_own_exit_code(folder, tmp_path, capsys):
         folder, tmp_path / "run", *("--learning-rate", 1e38, "--warmup-steps", 0, "--steps", 30)
     )
     assert code == 3
-    assert "the loss is not finite at step" in capsys.readouterr().err
+    assert "the loss or a weight is not finite at step" in capsys.readouterr().err
 
 
 def test_usage(capsys):
@@ -177,9 +189,12 @@ def test_folders_that_are_no_model(folder, tmp_path):
     model, tokenizer = load_pretrained_or_make(folder)
     save_pretrained(model, tokenizer, tmp_path / "model")
     content = (tmp_path / "model" / "model.keras").read_bytes()
-    (tmp_path / "model" / "model.keras").write_bytes(content[: len(content) // 2])
-    with pytest.raises(CheckpointError, match="cannot be loaded"):
-        load_pretrained(tmp_path / "model")
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    for damaged in (content[: len(content) // 2], bytes(flipped)):
+        (tmp_path / "model" / "model.keras").write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="cannot be loaded"):
+            load_pretrained(tmp_path / "model")
 
 
 @pytest.mark.slow

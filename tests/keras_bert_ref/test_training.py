@@ -11,7 +11,13 @@ import pytest
 from keras_bert_ref import BertAdamW, BertConfig, BertPretrainer, WarmupLinear
 from keras_bert_ref._tensorflow import keras, tf
 from keras_bert_ref.errors import CheckpointError, ConfigError, DivergedError, OutputError
-from keras_bert_ref.training import Trainer, TrainingSchedule, hold_settings, make_strategy
+from keras_bert_ref.training import (
+    Trainer,
+    TrainingSchedule,
+    hold_settings,
+    make_strategy,
+    read_metrics,
+)
 
 B, S, P, V = 6, 7, 3, 29
 CONFIG = BertConfig(
@@ -169,6 +175,45 @@ def test_damaged_and_foreign_checkpoints_are_named(tmp_path):
     data.write_bytes(content)
     with pytest.raises(CheckpointError, match="step-2 cannot be restored into this model"):
         Trainer(model(), tmp_path, schedule).train(batches)
+
+
+def test_deleting_a_checkpoint_goes_on_from_the_one_before(tmp_path):
+    schedule = TrainingSchedule(steps=4, checkpoint_every=2)
+    trainer = Trainer(model(), tmp_path, schedule)
+    trainer.train(batches)
+    for file in tmp_path.glob("checkpoints/step-4.*"):
+        file.unlink()
+    again = Trainer(model(), tmp_path, schedule)
+    assert again.latest_checkpoint.endswith("step-2")
+    assert again.restore() == 2
+
+
+def test_weights_that_are_not_finite_are_never_a_checkpoint(tmp_path):
+    built = model()
+    trainer = Trainer(built, tmp_path, TrainingSchedule(steps=4))
+    weight = built.trainable_variables[-1]
+    weight.assign(tf.fill(weight.shape, np.inf))
+    with pytest.raises(DivergedError, match="a weight is not finite at step 3"):
+        trainer._save(3)
+    assert trainer.latest_checkpoint is None
+
+
+def test_a_last_line_cut_short_does_not_hold_up_a_run(tmp_path):
+    schedule = TrainingSchedule(steps=2, log_every=1)
+    Trainer(model(), tmp_path, schedule).train(batches)
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text(metrics.read_text() + '{"step": 3, "spl')
+    Trainer(model(), tmp_path, TrainingSchedule(steps=3, log_every=1)).train(batches)
+    assert [line["step"] for line in read_metrics(metrics)] == [1, 2, 3]
+
+
+def test_a_plain_model_of_a_plain_script(tmp_path):
+    built = BertPretrainer(CONFIG)
+    with pytest.raises(ConfigError, match=r"no optimizer: call model\.compile"):
+        Trainer(built, tmp_path, TrainingSchedule(steps=1))
+    built.compile(optimizer=BertAdamW(1e-3))
+    metrics = Trainer(built, tmp_path, TrainingSchedule(steps=2)).train(batches)
+    assert np.isfinite(metrics["loss"])
 
 
 def test_the_folder_must_be_writable(tmp_path):

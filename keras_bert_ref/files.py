@@ -1,0 +1,40 @@
+"""Writing files whole or not at all, and saying what went wrong."""
+
+import contextlib
+import os
+from pathlib import Path
+
+from keras_bert_ref.errors import OutputError
+
+
+@contextlib.contextmanager
+def writing(place):
+    """Turns what the system says while writing to `place` into an `OutputError` that names it."""
+    try:
+        yield
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(f"{place} cannot be written: {error.strerror or error}") from None
+
+
+def replace_text(path, text):
+    r"""Writes a UTF-8 text file with "\n" line ends under a temporary name, then renames it.
+
+    Raises:
+        OutputError: it cannot be written; an older file is untouched.
+    """
+    path = Path(path)
+    part = path.with_name(path.name + ".part")
+    with writing(path):
+        try:
+            part.write_text(text, encoding="utf-8", newline="\n")
+            os.replace(part, path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+
+def first_line(error):
+    """Returns the first line of an error's message, or its class where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
