@@ -246,7 +246,7 @@ class Trainer:
     def _steps_function(self, batches):
         parts = self.schedule.micro_batches
 
-        @tf.function(jit_compile=self.jit_compile)
+        @tf.function(jit_compile=self.jit_compile, autograph=False)
         def train_step(features, labels):
             micro_batches = _split((features, labels), parts) if parts > 1 else [(features, labels)]
             return self.model.train_on_micro_batches(micro_batches)["loss"]
@@ -266,7 +266,7 @@ class Trainer:
 
     @functools.cached_property
     def _test_function(self):
-        @tf.function(reduce_retracing=True)
+        @tf.function(reduce_retracing=True, autograph=False)
         def test(batch):
             self.strategy.run(lambda *data: self.model.test_step(data), args=batch)
 
