@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from keras_bert_ref.errors import ConfigError, CorpusError
+from keras_bert_ref.files import writing
 from tfrecords import manifest
 from tfrecords.corpus import corpus_files, read_sentences
 from tfrecords.manifest import Manifest, Split
@@ -22,7 +23,7 @@ from tfrecords.settings import InstanceSettings
 from tfrecords.shard_job import ShardPlan, WriteShard, permutation, save_split
 from tfrecords.store import TokenStore, build_store
 from tfrecords.workers import ordered_map
-from tfrecords.writer import COMPRESSIONS, writing
+from tfrecords.writer import COMPRESSIONS
 
 SHARD_BYTES = 64 << 20  # of a file before compression, about
 

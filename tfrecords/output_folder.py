@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from keras_bert_ref.errors import OutputError
+from keras_bert_ref.files import writing
 from tfrecords import manifest
-from tfrecords.writer import writing
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
 from keras_bert_ref.errors import BertError
-from tfrecords.writer import writing
+from keras_bert_ref.files import writing
 
 _task = None
 _stopped = None

@@ -4,7 +4,6 @@ A record is a serialized `tf.train.Example`. Its parts are few and of fixed kind
 batch is encoded with NumPy; the bytes are those protobuf gives (in key order).
 """
 
-import contextlib
 import functools
 import gzip
 import itertools
@@ -17,6 +16,7 @@ import google_crc32c
 import numpy as np
 
 from keras_bert_ref.errors import ConfigError, OutputError
+from keras_bert_ref.files import writing
 
 COMPRESSIONS = (None, "GZIP")
 
@@ -155,14 +155,3 @@ class ShardWriter:
                 raise
         finally:
             self._partial.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def writing(place):
-    """Turns what the system says while a place is written into an `OutputError` naming it."""
-    try:
-        yield
-    except OutputError:
-        raise
-    except OSError as error:
-        raise OutputError(f"{place} cannot be written: {error.strerror or error}.") from error
