@@ -46,6 +46,8 @@ def main():
 
 
 if __name__ == "__main__":
+    # As at a terminal: what starts the tests in the background may have told them to ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     main()
 """
 
