@@ -31,6 +31,8 @@ def told(phase, done, total):
 
 
 def main():
+    # As at a terminal: what starts the tests in the background may have told them to ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     processes, limit, kind = int(sys.argv[1]), int(sys.argv[2]), globals()[sys.argv[3]]
     if limit:  # of the size of files, in bytes: stands in for a full disk
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
@@ -46,8 +48,6 @@ def main():
 
 
 if __name__ == "__main__":
-    # As at a terminal: what starts the tests in the background may have told them to ignore it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     main()
 """
 
