@@ -54,10 +54,6 @@ class TokenStore:
     def document_count(self) -> int:
         return len(self.document_starts) - 1
 
-    @property
-    def sentence_count(self) -> int:
-        return len(self.sentence_starts) - 1
-
     def document_sentences(self, document: int) -> tuple[int, int]:
         """Returns the numbers of the first sentence of a document and of the one after its last."""
         return self.document_starts[document], self.document_starts[document + 1]
