@@ -1,0 +1,1 @@
+"""Pretrained weights in and out, in the formats they are published in."""
