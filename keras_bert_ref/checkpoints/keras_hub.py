@@ -76,8 +76,8 @@ def read_settings(config_json):
 def read_casing(tokenizer_json):
     """Returns whether a preset's tokenizer lowercases, and whether it strips accents.
 
-    They are two settings there. The published uncased presets lowercase and keep accents, other
-    than the original, which does both or neither.
+    They are two settings there, and lowercasing alone keeps the accents; the original does both or
+    neither.
 
     Args:
         tokenizer_json: the parsed `tokenizer.json`.
