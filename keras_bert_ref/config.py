@@ -30,8 +30,8 @@ _ACTIVATIONS = {
     "linear": "linear",
 }
 
-# Keys of the released multilingual and Chinese configurations that no BERT code reads.
-_IGNORED = {"directionality"} | {
+# Keys of released configurations (multilingual, Chinese, Model Garden) that no BERT code reads.
+_IGNORED = {"directionality", "backward_compatible"} | {
     f"pooler_{name}"
     for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")
 }
@@ -124,6 +124,12 @@ class BertConfig:
             where: how error messages call the place the settings come from.
         """
         known = {field.name for field in dataclasses.fields(cls)}
+        settings = dict(settings)
+        narrow = settings.pop("embedding_size", None)  # the Model Garden's, for ALBERT
+        if narrow not in (None, settings.get("hidden_size")):
+            raise ConfigError(
+                f"{where}: embedding_size {narrow!r} differs from hidden_size: that is no BERT"
+            )
         for key in settings:
             if key not in known | _IGNORED:
                 near = difflib.get_close_matches(key, known, n=1)

@@ -33,5 +33,9 @@ class CheckpointError(BertError, ValueError):
     """A checkpoint that is damaged, or does not fit the model or the run."""
 
 
+class CheckpointWarning(UserWarning):
+    """Something about a checkpoint that is usable, but that its user should know of."""
+
+
 class DivergedError(BertError, ArithmeticError):
     """Training stopped because the loss was no longer finite."""

@@ -1,10 +1,11 @@
 """Writing files whole or not at all, and saying what went wrong."""
 
 import contextlib
+import json
 import os
 from pathlib import Path
 
-from keras_bert_ref.errors import OutputError
+from keras_bert_ref.errors import CheckpointError, OutputError
 
 
 @contextlib.contextmanager
@@ -16,6 +17,32 @@ def writing(place):
         raise
     except OSError as error:
         raise OutputError(f"{place} cannot be written: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
+def opening(place):
+    """Turns what the system says while reading a checkpoint's file into a `CheckpointError`."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{place} cannot be read: {error.strerror or error}") from None
+
+
+def read_json(path):
+    """Returns the object that a JSON file of a checkpoint holds.
+
+    Raises:
+        CheckpointError: it cannot be read, or holds something else.
+    """
+    with opening(path):
+        content = Path(path).read_bytes()
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is damaged: it holds no JSON object")
+    return found
 
 
 def replace_text(path, text):

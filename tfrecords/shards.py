@@ -9,12 +9,12 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from keras_bert_ref.checksums import masked_crc
 from keras_bert_ref.errors import RecordError
 from keras_bert_ref.tokenization import WordPieceTokenizer
 from tfrecords import manifest
 from tfrecords.manifest import Manifest
 from tfrecords.schema import DYNAMIC, record_features, value_limits
-from tfrecords.writer import masked_crc
 
 _HEADER, _FOOTER = struct.Struct("<QI"), struct.Struct("<I")
 _GZIP_MAGIC = b"\x1f\x8b\x08"

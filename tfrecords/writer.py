@@ -12,9 +12,9 @@ import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import google_crc32c
 import numpy as np
 
+from keras_bert_ref.checksums import masked_crc
 from keras_bert_ref.errors import ConfigError, OutputError
 from keras_bert_ref.files import writing
 
@@ -90,12 +90,6 @@ def _pack_integers(values):
         used[..., k] = rest > 0
     used[..., 0] = True
     return groups[used].tobytes(), np.cumsum(used.sum(axis=(1, 2))).tolist()
-
-
-def masked_crc(data: bytes) -> int:
-    """Returns the CRC-32C of `data`, rotated and shifted as TFRecord stores it."""
-    crc = google_crc32c.value(data)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 class ShardWriter:

@@ -1,14 +1,24 @@
 """Where a keras-hub BERT preset keeps each variable, and how its description reads here.
 
 A preset is a folder: `config.json` and `model.weights.h5` of the backbone, `tokenizer.json` and
-`assets/tokenizer/vocabulary.txt`, and, where a task was saved, `task.weights.h5` with its head.
+`assets/tokenizer/vocabulary.txt`, and, where a task was saved, `task.weights.h5` with its head. The
+head stays unread: that of its masked language model computes with another activation and epsilon
+than the encoder, which no BERT of the paper does.
 """
 
+from pathlib import Path
+
+from keras_bert_ref.checkpoints.checkpoint import Checkpoint, Stored, check_whole
+from keras_bert_ref.checkpoints.hdf5_file import Hdf5File
 from keras_bert_ref.checkpoints.model_garden import divided_by_heads
 from keras_bert_ref.checkpoints.names import names
+from keras_bert_ref.config import BertConfig
 from keras_bert_ref.errors import CheckpointError
+from keras_bert_ref.files import read_json
+from keras_bert_ref.tokenization import WordPieceTokenizer
 
-VOCABULARY = "assets/tokenizer/vocabulary.txt"
+CONFIG, WEIGHTS, VOCABULARY = "config.json", "model.weights.h5", "assets/tokenizer/vocabulary.txt"
+_HEAD, _TOKENIZER = "task.weights.h5", "tokenizer.json"
 
 # Names here, then of groups in the file. Keras names a group for the layer's class and counts from
 # the second on: transformer_encoder, transformer_encoder_1, … The first name present counts.
@@ -27,11 +37,7 @@ _BACKBONE = (
     ("layer_{n}/output_LayerNorm", "{block}/_feedforward_layer_norm"),
     ("pooler", "layers/dense"),
 )
-_MASKED_LM = (
-    ("masked_lm/transform", "layers/masked_lm_head/_intermediate_dense"),
-    ("masked_lm/transform_LayerNorm", "layers/masked_lm_head/_intermediate_layer_norm"),
-    ("masked_lm/output_bias", "layers/masked_lm_head"),
-)
+_PARTS = ("encoder", "pooler")
 # A layer's variables are numbered in the order they were made.
 _LEAVES = (
     ("", "/vars/0"),
@@ -40,6 +46,37 @@ _LEAVES = (
     ("/gamma", "/vars/0"),
     ("/beta", "/vars/1"),
 )
+
+
+def recognise(folder):
+    """Returns whether a folder is a preset of keras-hub, of whatever model."""
+    return "class_name" in read_json(Path(folder) / CONFIG)
+
+
+def open_keras_hub(folder):
+    """Opens a preset of keras-hub's `BertBackbone`."""
+    folder = Path(folder)
+    config = BertConfig.from_dict(read_settings(read_json(folder / CONFIG)), where=str(folder))
+    tensors = Hdf5File(folder / WEIGHTS)
+    weights = {
+        path: Stored(tensors, dataset, shape, stored_shape)
+        for path, (dataset, stored_shape, shape) in locate(tensors.shapes, config).items()
+    }
+    check_whole(folder, names(config, "encoder"), weights, "own")
+    used = {stored.name for stored in weights.values()}
+    ignored = [dataset for dataset in tensors.shapes if dataset not in used]
+    tokenizer = None
+    if (folder / VOCABULARY).is_file():
+        casing = read_casing(read_json(folder / _TOKENIZER))
+        tokenizer = WordPieceTokenizer.from_vocab(folder / VOCABULARY, *casing)
+    return Checkpoint(
+        where=folder,
+        format="keras-hub",
+        config=config,
+        weights=weights,
+        ignored=(*ignored, *([_HEAD] if (folder / _HEAD).is_file() else [])),
+        tokenizer=tokenizer,
+    )
 
 
 def read_settings(config_json):
@@ -103,23 +140,11 @@ def locate(shapes, config):
         Variable path → dataset, the shape it must have, and the variable's shape; the value is the
         dataset reshaped. Variables that the file lacks are left out.
     """
-    return _locate(_BACKBONE, ("encoder", "pooler"), shapes, config)
-
-
-def locate_masked_lm(shapes, config):
-    """Finds the masked LM head in `task.weights.h5`; see `locate`.
-
-    That head computes with the exact GELU and an epsilon of 1e-5 whatever the encoder does.
-    """
-    return _locate(_MASKED_LM, ("masked_lm",), shapes, config)
-
-
-def _locate(rows, parts, shapes, config):
-    own_shapes = {name.own: name.shape for part in parts for name in names(config, part)}
+    own_shapes = {name.own: name.shape for part in _PARTS for name in names(config, part)}
     found = {}
     for n in range(config.num_hidden_layers):
         block = f"layers/transformer_encoder_{n}" if n else "layers/transformer_encoder"
-        for own, stored in rows:
+        for own, stored in _BACKBONE:
             for own_leaf, stored_leaf in _LEAVES:
                 path, dataset = own.format(n=n) + own_leaf, stored.format(block=block) + stored_leaf
                 if path in own_shapes and dataset in shapes and path not in found:

@@ -4,14 +4,12 @@
 computed with them.
 """
 
-import dataclasses
 import json
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from numpy_bert import NumpyBert
 
 from keras_bert_ref import BertConfig, BertPretrainer
 from keras_bert_ref._tensorflow import tf
@@ -31,7 +29,7 @@ def read_model_garden(name):
     return model_garden.as_computed(config), tensors
 
 
-def read_keras_hub(file="model.weights.h5"):
+def read_keras_hub():
     """Returns the configuration and path → array of the preset."""
     tensors = {}
 
@@ -39,7 +37,7 @@ def read_keras_hub(file="model.weights.h5"):
         if isinstance(item, h5py.Dataset):
             tensors[path] = item[()]
 
-    with h5py.File(FIXTURES / "keras_hub" / file) as weights:
+    with h5py.File(FIXTURES / "keras_hub" / "model.weights.h5") as weights:
         weights.visititems(visit)
     settings = keras_hub.read_settings(preset_json("config.json"))
     return BertConfig(**settings), tensors
@@ -178,33 +176,6 @@ def test_keras_hub_outputs_are_its_own():
     given, missing = outputs(config, values(located, tensors), expected)
     assert all(path.startswith(("masked_lm/", "next_sentence/")) for path in missing)
     assert_equal(given, expected, ("sequence_output", "pooled_output"))
-
-
-def test_keras_hub_masked_lm_head():
-    config, tensors = read_keras_hub()
-    weights = values(keras_hub.locate(shapes(tensors), config), tensors)
-    _, task = read_keras_hub("task.weights.h5")
-    located = keras_hub.locate_masked_lm(shapes(task), config)
-    assert set(task) - {name for name, _, _ in located.values()} == {
-        "optimizer/vars/0",
-        "optimizer/vars/1",
-    }
-    weights |= values(located, task)
-    expected = np.load(FIXTURES / "keras_hub" / "expected.npz")
-
-    # The head has an activation and an epsilon other than the encoder's.
-    encoded = NumpyBert(config, weights).encode(expected)["sequence_output"]
-    head = NumpyBert(dataclasses.replace(config, hidden_act="gelu", layer_norm_eps=1e-5), weights)
-    x = np.take_along_axis(encoded, expected["masked_lm_positions"][:, :, None], 1)
-    x = head.norm("masked_lm/transform_LayerNorm", head.act(head.dense("masked_lm/transform", x)))
-    given = x @ weights["embeddings/word_embeddings"].T + weights["masked_lm/output_bias"]
-    np.testing.assert_allclose(given, expected["masked_lm_logits"], rtol=0, atol=1e-5)
-
-
-def test_a_classifier_is_not_taken_for_a_masked_lm_head():
-    config, _ = read_keras_hub()
-    classifier = {"layers/dense/vars/0": (12, 5), "layers/dense/vars/1": (5,)}
-    assert keras_hub.locate_masked_lm(classifier, config) == {}
 
 
 def test_keras_hub_descriptions():

@@ -1,0 +1,131 @@
+"""What a checkpoint holds, whichever format it came in."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_bert_ref.checkpoints.names import Name
+from keras_bert_ref.config import BertConfig
+from keras_bert_ref.errors import CheckpointError
+from keras_bert_ref.tokenization import WordPieceTokenizer
+
+# The task model of each head that a checkpoint may hold. The first one found is what it is.
+MODELS = {
+    "masked_lm": "BertPretrainer",
+    "span": "BertSpanLabeler",
+    "classifier": "BertClassifier",
+    "choice": "BertMultipleChoice",
+    "tagger": "BertTagger",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """Where the value of one variable lies.
+
+    Attributes:
+        tensors: the open file, with `shapes` and `read`.
+        name: the tensor's name in it.
+        shape: the variable's shape.
+        stored_shape: the shape the tensor must have.
+        transposed: whether it is the variable transposed; otherwise the two shapes differ at most
+            in how they are divided into axes.
+    """
+
+    tensors: Any
+    name: str
+    shape: tuple[int, ...]
+    stored_shape: tuple[int, ...]
+    transposed: bool = False
+
+    def __post_init__(self):
+        found = self.tensors.shapes[self.name]
+        if found != self.stored_shape:
+            raise CheckpointError(
+                f"the tensor {self.name} has the shape {list(found)}, the configuration asks for "
+                f"{list(self.stored_shape)}"
+            )
+
+    @property
+    def dtype(self):
+        """Name of the dtype it is stored in."""
+        return self.tensors.dtypes[self.name]
+
+    def read(self):
+        """Returns the value, float32, in the variable's shape."""
+        value = self.tensors.read(self.name)
+        value = value.T if self.transposed else value.reshape(self.shape)
+        return value.astype(np.float32, copy=False)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """An open checkpoint: its description read, its weights still on disk.
+
+    Attributes:
+        where: the folder, or the prefix of a TensorFlow checkpoint.
+        format: what people call its format.
+        config: the encoder's configuration.
+        weights: variable path → `Stored`.
+        ignored: names of tensors that no variable of ours answers to.
+        tokenizer: what its text was tokenized with; None where no vocabulary came along.
+        attention: "bidirectional" or "left_to_right".
+        labels: names of the labels of a classifier or tagger; None for a regression.
+        dropout: the rate before a classifier's or tagger's dense layer.
+    """
+
+    where: Path
+    format: str
+    config: BertConfig
+    weights: Mapping[str, Stored]
+    ignored: tuple[str, ...] = ()
+    tokenizer: WordPieceTokenizer | None = None
+    attention: str = "bidirectional"
+    labels: tuple[str, ...] | None = None
+    dropout: float = 0.1
+
+    def __post_init__(self):
+        if self.tokenizer is not None and self.tokenizer.vocab_size > self.config.vocab_size:
+            raise CheckpointError(
+                f"{self.where}: the vocabulary has {self.tokenizer.vocab_size} pieces, the word "
+                f"embeddings have {self.config.vocab_size} rows: they do not belong together"
+            )
+
+    def has(self, part):
+        """Returns whether it holds a part of `names.PARTS`."""
+        return any(path.startswith(f"{part}/") for path in self.weights)
+
+    @property
+    def heads(self):
+        """Its heads, as `names.PARTS` calls them."""
+        return [part for part in (*MODELS, "next_sentence") if self.has(part)]
+
+    @property
+    def model(self):
+        """The name of the class that has all its parts."""
+        found = [MODELS[part] for part in self.heads if part in MODELS]
+        return found[0] if found else "BertEncoder"
+
+    @property
+    def named_labels(self):
+        """Whether the labels have names of their own, not LABEL_0, LABEL_1, …"""
+        return self.labels is not None and self.labels != placeholder_labels(len(self.labels))
+
+
+def placeholder_labels(count):
+    """Returns the names that labels have where a checkpoint names none; None for a regression."""
+    return tuple(f"LABEL_{n}" for n in range(count)) if count > 1 else None
+
+
+def check_whole(where, wanted: list[Name], weights, format_name):
+    """Raises CheckpointError unless all of an encoder's variables are there."""
+    missing = [getattr(name, format_name) for name in wanted if name.own not in weights]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise CheckpointError(
+            f"{where} lacks the tensor {missing[0]}{more}: it is not the BERT that its "
+            "configuration describes"
+        )
