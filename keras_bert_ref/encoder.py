@@ -23,7 +23,8 @@ class BertEncoder(keras.Model):
     A, 1 for B). It returns a flat dict:
 
     - `sequence_output` [B, S, H], the last hidden state;
-    - `pooled_output` [B, H], a dense layer with tanh over the last hidden state of [CLS];
+    - `pooled_output` [B, H], a dense layer with tanh over the last hidden state of [CLS], unless
+      `pooler` is off;
     - `hidden_states` [B, L+1, S, H] on request: 0 is the embedding output, L the last layer;
     - `attentions` [B, L, A, S, S] on request: probabilities, before dropout.
 
@@ -32,6 +33,9 @@ class BertEncoder(keras.Model):
         hidden_states: whether the outputs include all hidden states.
         attentions: whether the outputs include the attention probabilities.
         attention: "bidirectional", or "left_to_right" (table 5 of the paper).
+        pooler: whether there is a pooler. Checkpoints trained on masked language modeling alone,
+            on spans or on tags are published without one; a pooler of random weights must not
+            then be read by accident.
         dtype: a Keras dtype policy, such as "mixed_bfloat16"; None takes Keras's global policy.
         name: the model's name.
 
@@ -47,6 +51,7 @@ class BertEncoder(keras.Model):
         hidden_states=False,
         attentions=False,
         attention="bidirectional",
+        pooler=True,
         dtype=None,
         name="bert",
     ):
@@ -67,7 +72,6 @@ class BertEncoder(keras.Model):
             TransformerBlock(config, name=f"layer_{number}", dtype=dtype)
             for number in range(config.num_hidden_layers)
         ]
-        pooler = dense(config.hidden_size, config, activation="tanh", name="pooler", dtype=dtype)
 
         x = embeddings(inputs["input_ids"], inputs["segment_ids"])  # [T, H]
         bias = attention_bias(inputs["input_mask"])
@@ -79,10 +83,14 @@ class BertEncoder(keras.Model):
 
         like_ids = inputs["input_ids"]
         sequence_output = _Sequences(name="sequences", dtype=dtype)(x, like_ids)
-        outputs = {
-            "sequence_output": sequence_output,
-            "pooled_output": pooler(_FirstPiece(name="first_piece", dtype=dtype)(sequence_output)),
-        }
+        outputs = {"sequence_output": sequence_output}
+        pooler_layer = None
+        if pooler:
+            first_piece = _FirstPiece(name="first_piece", dtype=dtype)(sequence_output)
+            pooler_layer = dense(
+                config.hidden_size, config, activation="tanh", name="pooler", dtype=dtype
+            )
+            outputs["pooled_output"] = pooler_layer(first_piece)
         if hidden_states:
             outputs["hidden_states"] = _Stack(name="hidden_states", dtype=dtype)(
                 [
@@ -98,9 +106,9 @@ class BertEncoder(keras.Model):
         self.attention = attention
         self.embeddings = embeddings
         self.blocks = blocks
-        self.pooler = pooler
+        self.pooler = pooler_layer
         self.dtype_policy = dtype  # Functional models would otherwise report the global policy
-        self._wants = {"hidden_states": hidden_states, "attentions": attentions}
+        self._wants = {"hidden_states": hidden_states, "attentions": attentions, "pooler": pooler}
 
     def call(self, inputs, training=None, mask=None):
         shapes = {name: tf.TensorShape(tensor.shape) for name, tensor in inputs.items()}

@@ -89,7 +89,7 @@ class NumpyBert:
         return x, probabilities
 
     def encode(self, features):
-        """Returns the encoder's four outputs."""
+        """Returns the encoder's four outputs, or three where the weights hold no pooler."""
         ids, weights = features["input_ids"], self.weights
         length = ids.shape[1]
         x = weights["embeddings/word_embeddings"][ids]
@@ -104,12 +104,14 @@ class NumpyBert:
             x, probabilities = self.block(f"layer_{number}", x, visible)
             states.append(x)
             attentions.append(probabilities)
-        return {
+        outputs = {
             "sequence_output": x,
-            "pooled_output": np.tanh(self.dense("pooler", x[:, 0])),
             "hidden_states": np.stack(states, 1),
             "attentions": np.stack(attentions, 1),
         }
+        if "pooler/kernel" in weights:
+            outputs["pooled_output"] = np.tanh(self.dense("pooler", x[:, 0]))
+        return outputs
 
     def pretraining_logits(self, features):
         """Returns masked-LM logits [B, P, V] and next-sentence logits [B, 2]."""

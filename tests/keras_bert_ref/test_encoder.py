@@ -306,6 +306,25 @@ def test_only_the_outputs_asked_for():
     assert set(BertEncoder(CONFIG, attentions=True).output) == set(OUTPUTS) - {"hidden_states"}
 
 
+def test_without_a_pooler_nothing_else_changes():
+    whole, weights = build(SHALLOW)
+    encoder = BertEncoder(SHALLOW, pooler=False, hidden_states=True, attentions=True)
+    paths = [v.path for v in whole.variables if not v.path.startswith("pooler")]
+    assert [v.path for v in encoder.variables] == paths
+    set_weights(encoder, weights)
+    features = encoder_features()
+    expected = run(whole, features)
+    del expected["pooled_output"]
+    assert_outputs_equal(run(encoder, features), expected, 0)
+    again = BertEncoder.from_config(json.loads(json.dumps(encoder.get_config())))
+    assert again.pooler is None
+    assert set(again.output) == set(expected)
+    # What was saved before there was a choice has a pooler.
+    config = whole.get_config()
+    del config["pooler"]
+    assert "pooled_output" in BertEncoder.from_config(config).output
+
+
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_saved_and_reloaded_is_equal_bit_for_bit(tmp_path, policy):
     encoder, _ = build(SHALLOW, dtype=policy, attention="left_to_right", name="my_bert")
