@@ -9,10 +9,14 @@ __version__ = "0.1.0"
 
 _HOME = {
     "BertAdamW": "optimization",
+    "BertClassifier": "models",
     "BertConfig": "config",
     "BertEncoder": "encoder",
     "BertError": "errors",
+    "BertMultipleChoice": "models",
     "BertPretrainer": "models",
+    "BertSpanLabeler": "models",
+    "BertTagger": "models",
     "TrainingSchedule": "training",
     "Trainer": "training",
     "Encoding": "tokenization",

@@ -1,11 +1,15 @@
-"""What sits on top of the encoder, one class per task.
+"""What sits on top of the encoder: one dense layer and little else, as the paper has it.
 
-Axes in comments: B batch, S sequence, P predictions, H hidden, V vocabulary.
+Axes in comments: B batch, S sequence, P predictions, N choices, C classes, H hidden, V vocabulary.
 """
 
 from keras_bert_ref._tensorflow import keras, tf
-from keras_bert_ref.layers import LayerNorm, dense
+from keras_bert_ref.layers import Dropout, LayerNorm, dense
 from keras_bert_ref.ops import activation
+
+# The span logit of a padding position. Its exp is zero in float32, and it is finite, so that a row
+# of nothing but padding has a defined loss.
+_PADDING_LOGIT = -10000.0
 
 
 class MaskedLanguageModelHead(keras.layers.Layer):
@@ -76,3 +80,77 @@ class NextSentenceHead(keras.layers.Layer):
 
     def call(self, pooled_output):
         return tf.cast(self.output_dense(pooled_output), tf.float32)
+
+
+class ClassificationHead(keras.layers.Layer):
+    """Scores classes: dropout, then one dense layer (sections 4.1 and 5.3).
+
+    Args:
+        units: C, the number of classes; 1 for a regression.
+        config: the encoder's `BertConfig`.
+        rate: of dropout.
+
+    Call arguments:
+        x: [..., H], one vector a text (the pooled output) or one a piece (the sequence output).
+
+    Returns:
+        float32 logits [..., C].
+    """
+
+    def __init__(self, units, config, *, rate, name, dtype):
+        super().__init__(name=name, dtype=dtype)
+        self.config = config
+        self.dropout = Dropout(rate, name="dropout", dtype=dtype)
+        self.output_dense = dense(units, config, name="output", dtype=dtype)
+
+    def build(self, *_):
+        self.output_dense.build((None, self.config.hidden_size))
+
+    def call(self, x, training=False):
+        return tf.cast(self.output_dense(self.dropout(x, training=training)), tf.float32)
+
+
+class MultipleChoiceHead(ClassificationHead):
+    """Scores each choice by its product with one vector (section 4.4).
+
+    Call arguments:
+        pooled_output: [B·N, H].
+        input_ids: int [B, N, S], which tells B from N.
+
+    Returns:
+        float32 logits [B, N].
+    """
+
+    def __init__(self, config, *, rate, name, dtype):
+        super().__init__(1, config, rate=rate, name=name, dtype=dtype)
+
+    def call(self, pooled_output, input_ids, training=False):
+        scores = super().call(pooled_output, training=training)  # [B·N, 1]
+        return tf.reshape(scores, tf.shape(input_ids)[:2])
+
+
+class SpanHead(keras.layers.Layer):
+    """Scores each piece as the start and as the end of the answer (section 4.2).
+
+    Call arguments:
+        sequence_output: [B, S, H].
+        input_mask: int [B, S], 1 for real pieces, 0 for padding.
+
+    Returns:
+        Two float32 logits [B, S], of the start and of the end.
+    """
+
+    def __init__(self, config, *, name, dtype):
+        super().__init__(name=name, dtype=dtype)
+        self.config = config
+        self.output_dense = dense(2, config, name="output", dtype=dtype)
+
+    def build(self, *_):
+        self.output_dense.build((None, self.config.hidden_size))
+
+    def call(self, sequence_output, input_mask):
+        logits = tf.cast(self.output_dense(sequence_output), tf.float32)  # [B, S, 2]
+        # The original lets padding compete: all its batches are of one length. Here a batch is as
+        # long as its longest row, and neither the loss nor the answer of a row may depend on that.
+        real = tf.not_equal(input_mask, 0)[:, :, None]
+        return tuple(tf.unstack(tf.where(real, logits, _PADDING_LOGIT), axis=-1))

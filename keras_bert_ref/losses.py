@@ -15,6 +15,16 @@ def cross_entropy(labels, logits):
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
 
 
+def scored(labels):
+    """Returns 1.0 for labels that count, 0.0 for negative ones: int [...] to float32 [...]."""
+    return tf.cast(tf.greater_equal(labels, 0), tf.float32)
+
+
+def scored_cross_entropy(labels, logits):
+    """Returns what `cross_entropy` does, finite for negative labels, which `scored` drops."""
+    return cross_entropy(tf.maximum(labels, 0), logits)
+
+
 def global_sum(x):
     """Returns the sum of scalar `x` over the replicas that run this step."""
     context = tf.distribute.get_replica_context()

@@ -1,103 +1,27 @@
 """The task models: an encoder and heads, ready for `compile` and `fit`.
 
-Axes in comments: B batch, S sequence, P predictions, V vocabulary.
+Axes in comments: B batch, S sequence, P predictions, N choices, C classes, V vocabulary.
 """
 
+from collections.abc import Sequence
+
 from keras_bert_ref._tensorflow import keras, tf
-from keras_bert_ref.config import BertConfig
-from keras_bert_ref.encoder import BertEncoder
 from keras_bert_ref.errors import ConfigError
-from keras_bert_ref.heads import MaskedLanguageModelHead, NextSentenceHead
-from keras_bert_ref.losses import cross_entropy, denominators, share_of_loss
+from keras_bert_ref.heads import (
+    ClassificationHead,
+    MaskedLanguageModelHead,
+    MultipleChoiceHead,
+    NextSentenceHead,
+    SpanHead,
+)
+from keras_bert_ref.losses import cross_entropy, scored, scored_cross_entropy
 from keras_bert_ref.metrics import Perplexity, correct
-
-
-class TaskModel(keras.Model):
-    """A Keras model that knows its losses, so that `compile` needs an optimizer and nothing else.
-
-    One training step serves `fit` and this library's own loop. Subclasses say what the losses are:
-
-    - `label_names`: the labels they need;
-    - `loss_weights(labels)`: name → weights;
-    - `loss_values(labels, outputs)`: name → losses, of the same shapes;
-    - `update_metrics(labels, outputs, values, weights)`.
-    """
-
-    def fit(self, x=None, y=None, **options):
-        """See `keras.Model.fit`."""
-        if isinstance(x, tf.data.Dataset):
-            options.setdefault("shuffle", False)  # Keras warns of its own default, True
-        return super().fit(x, y, **options)
-
-    def train_step(self, data):
-        """Updates the variables by one batch of (features, labels); returns the metrics so far."""
-        return self.train_on_micro_batches([data])
-
-    def train_on_micro_batches(self, micro_batches):
-        """Updates the variables once by several (features, labels), together the replica's batch.
-
-        The loss is normalized over all of them and all replicas, so that k micro-batches give the
-        update that one batch of their sum would.
-
-        Raises:
-            ConfigError: a label is missing.
-        """
-        micro_batches = [self._features_and_labels(data) for data in micro_batches]
-        variables = self.trainable_variables
-        weights = [self.loss_weights(labels) for _, labels in micro_batches]
-        totals = denominators(
-            {name: tf.add_n([tf.reduce_sum(w[name]) for w in weights]) for name in weights[0]}
-        )
-        gradients = []
-        for (features, labels), w in zip(micro_batches, weights, strict=True):
-            with tf.GradientTape() as tape:
-                outputs = self(features, training=True)
-                values = self.loss_values(labels, outputs)
-                loss = self.optimizer.scale_loss(share_of_loss(values, w, totals))
-            gradients.append(tape.gradient(loss, variables))
-            self.update_metrics(labels, outputs, values, w)
-        # Without next sentence prediction the pooler has no gradient, and is left as it is.
-        sums = [
-            (tf.add_n(parts), variable)
-            for *parts, variable in zip(*gradients, variables, strict=True)
-            if parts[0] is not None
-        ]
-        if not self.optimizer.built:
-            self.optimizer.build(variables)
-        self.optimizer.apply(*zip(*sums, strict=True))
-        return self.get_metrics_result()
-
-    def test_step(self, data):
-        """Scores one batch of (features, labels); returns the metrics so far."""
-        features, labels = self._features_and_labels(data)
-        outputs = self(features, training=False)
-        values = self.loss_values(labels, outputs)
-        self.update_metrics(labels, outputs, values, self.loss_weights(labels))
-        return self.get_metrics_result()
-
-    def _features_and_labels(self, data):
-        features, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        if sample_weight is not None:
-            raise ConfigError(
-                "sample weights are not used: the labels hold the weights there are, such as "
-                "masked_lm_weights"
-            )
-        missing = [name for name in self.label_names if labels is None or name not in labels]
-        if missing:
-            raise ConfigError(
-                f"the labels lack {', '.join(missing)}: data must be (features, labels), two dicts"
-            )
-        return features, labels
-
-    @property
-    def metrics(self):
-        # Not Keras's own loss tracker, a mean of batch means: the losses below are exact.
-        return self._metrics
-
-    def get_metrics_result(self):
-        results = {metric.name: metric.result() for metric in self.metrics}
-        losses = [value for name, value in results.items() if name.endswith("_loss")]
-        return {"loss": tf.add_n(losses), **results}
+from keras_bert_ref.task_model import (
+    OneLossModel,
+    TaskModel,
+    encoder_and_policy,
+    encoder_inputs,
+)
 
 
 @keras.saving.register_keras_serializable("keras_bert_ref")
@@ -126,33 +50,31 @@ class BertPretrainer(TaskModel):
         name: the model's name.
 
     Raises:
-        ConfigError: the first argument is neither of the two.
+        ConfigError: the first argument is neither of the two, or next sentence prediction is asked
+            of an encoder without a pooler.
     """
 
     def __init__(
         self, encoder_or_config, *, next_sentence=True, dtype=None, name="bert_pretrainer"
     ):
-        encoder = _encoder(encoder_or_config, dtype)
-        config, dtype = encoder.config, keras.dtype_policies.get(dtype or encoder.dtype_policy)
-        inputs = {
-            **{key: keras.Input((None,), dtype="int32", name=key) for key in encoder.input},
-            "masked_lm_positions": keras.Input((None,), dtype="int32", name="masked_lm_positions"),
-        }
-        encoded = encoder({key: inputs[key] for key in encoder.input})
+        encoder, dtype = encoder_and_policy(encoder_or_config, dtype, pooler=next_sentence)
+        config, inputs = encoder.config, encoder_inputs(encoder)
+        encoded = encoder(inputs)
+        positions = keras.Input((None,), dtype="int32", name="masked_lm_positions")
         masked_lm = MaskedLanguageModelHead(
             config, encoder.embeddings, name="masked_lm", dtype=dtype
         )
-        outputs = {
-            "masked_lm_logits": masked_lm(encoded["sequence_output"], inputs["masked_lm_positions"])
-        }
+        outputs = {"masked_lm_logits": masked_lm(encoded["sequence_output"], positions)}
         if next_sentence:
             head = NextSentenceHead(config, name="next_sentence", dtype=dtype)
             outputs["next_sentence_logits"] = head(encoded["pooled_output"])
-        super().__init__(inputs=inputs, outputs=outputs, name=name)
-
-        # The policy decides whether `compile` adds loss scaling (mixed_float16).
-        self.dtype_policy = dtype
-        self.encoder = encoder
+        super().__init__(
+            encoder,
+            inputs={**inputs, "masked_lm_positions": positions},
+            outputs=outputs,
+            dtype=dtype,
+            name=name,
+        )
         self.masked_lm = masked_lm
         self.next_sentence = next_sentence
         self.masked_lm_loss = keras.metrics.Mean("masked_lm_loss")
@@ -198,25 +120,247 @@ class BertPretrainer(TaskModel):
             self.next_sentence_accuracy.update_state(right, weights["next_sentence"])
 
     def get_config(self):
-        return {
-            "encoder": keras.saving.serialize_keras_object(self.encoder),
-            "next_sentence": self.next_sentence,
-            "dtype": keras.dtype_policies.serialize(self.dtype_policy),
-            "name": self.name,
-        }
-
-    @classmethod
-    def from_config(cls, config):
-        config = dict(config)
-        return cls(keras.saving.deserialize_keras_object(config.pop("encoder")), **config)
+        return {**super().get_config(), "next_sentence": self.next_sentence}
 
 
-def _encoder(encoder_or_config, dtype):
-    if isinstance(encoder_or_config, BertConfig):
-        return BertEncoder(encoder_or_config, dtype=dtype)
-    if isinstance(encoder_or_config, BertEncoder):
-        return encoder_or_config
-    raise ConfigError(
-        "the first argument must be a BertEncoder or a BertConfig, "
-        f"not {type(encoder_or_config).__name__}"
-    )
+@keras.saving.register_keras_serializable("keras_bert_ref")
+class BertClassifier(OneLossModel):
+    """Classes of a text or of a pair, or a number for it (paper, section 4.1).
+
+    ```python
+    model = BertClassifier(encoder, ["negative", "positive"])
+    model.compile(optimizer=BertAdamW(2e-5))
+    model.fit(dataset, epochs=3)  # batches of (features, {"label_ids": int32 [B]})
+    ```
+
+    Features are the encoder's inputs. With `labels`, the output is `logits` float32 [B, C] and the
+    label `label_ids` int32 [B], negative where it is not to be scored; metrics are `loss` (nats)
+    and `accuracy`. Without, the output is `scores` float32 [B] and the label `targets` float32 [B];
+    the only metric is `loss`, the mean squared error.
+
+    Args:
+        encoder_or_config: a `BertEncoder` with a pooler, or the `BertConfig` to build one from.
+        labels: the names of the C classes in the order of their ids; None for a regression.
+        dropout: rate of dropout on the pooled output.
+        dtype: a Keras dtype policy for what is built here; None takes an encoder's own, or Keras's
+            global policy.
+        name: the model's name.
+
+    Raises:
+        ConfigError: an argument is of the wrong kind, the labels are fewer than two or not
+            distinct, or the encoder has no pooler.
+    """
+
+    def __init__(
+        self, encoder_or_config, labels=None, *, dropout=0.1, dtype=None, name="bert_classifier"
+    ):
+        labels = None if labels is None else _class_names(labels)
+        encoder, dtype = encoder_and_policy(encoder_or_config, dtype, pooler=True)
+        head = ClassificationHead(
+            len(labels) if labels else 1,
+            encoder.config,
+            rate=_dropout_rate(dropout),
+            name="classifier",
+            dtype=dtype,
+        )
+        inputs = encoder_inputs(encoder)
+        logits = head(encoder(inputs)["pooled_output"])
+        super().__init__(
+            encoder,
+            inputs=inputs,
+            outputs={"logits": logits} if labels else {"scores": keras.ops.squeeze(logits, -1)},
+            accuracy=labels is not None,
+            dtype=dtype,
+            name=name,
+        )
+        self.classifier = head
+        self.labels = labels
+        self.dropout = dropout
+
+    @property
+    def label_names(self):
+        return ("label_ids",) if self.labels else ("targets",)
+
+    def loss_weights(self, labels):
+        if self.labels:
+            return super().loss_weights(labels)
+        # Ones, but made from the data, as in BertPretrainer.
+        return {"loss": tf.cast(tf.math.is_finite(self._targets(labels)), tf.float32)}
+
+    def loss_values(self, labels, outputs):
+        if self.labels:
+            return super().loss_values(labels, outputs)
+        return {"loss": tf.square(outputs["scores"] - self._targets(labels))}
+
+    def _targets(self, labels):
+        targets = tf.cast(labels["targets"], tf.float32)
+        if targets.shape.rank != 1:  # else [B, 1] would broadcast against the scores to [B, B]
+            raise ConfigError(f"targets must be of shape [B], not {targets.shape}")
+        return targets
+
+    def get_config(self):
+        labels = list(self.labels) if self.labels else None
+        return {**super().get_config(), "labels": labels, "dropout": self.dropout}
+
+
+@keras.saving.register_keras_serializable("keras_bert_ref")
+class BertSpanLabeler(OneLossModel):
+    """The answer to a question as a span of the passage (paper, sections 4.2 and 4.3).
+
+    Features are the encoder's inputs. Outputs are `start_logits` and `end_logits` float32 [B, S],
+    in which padding is far below all else. Labels are `start_positions` and `end_positions`
+    int32 [B], inclusive and 0 for [CLS] where there is no answer; a row with a negative one is not
+    scored.
+
+    Metrics: `loss`, the mean of the two cross entropies (nats), and `accuracy`, the share of rows
+    whose start and end are both right.
+
+    Args:
+        encoder_or_config: a `BertEncoder`, or the `BertConfig` to build one (without a pooler)
+            from.
+        dtype: a Keras dtype policy for what is built here; None takes an encoder's own, or Keras's
+            global policy.
+        name: the model's name.
+
+    Raises:
+        ConfigError: the first argument is neither of the two.
+    """
+
+    label_names = ("start_positions", "end_positions")
+
+    def __init__(self, encoder_or_config, *, dtype=None, name="bert_span_labeler"):
+        encoder, dtype = encoder_and_policy(encoder_or_config, dtype, pooler=False)
+        head = SpanHead(encoder.config, name="span", dtype=dtype)
+        inputs = encoder_inputs(encoder)
+        start, end = head(encoder(inputs)["sequence_output"], inputs["input_mask"])
+        super().__init__(
+            encoder,
+            inputs=inputs,
+            outputs={"start_logits": start, "end_logits": end},
+            dtype=dtype,
+            name=name,
+        )
+        self.span = head
+
+    def loss_weights(self, labels):
+        return {"loss": scored(labels["start_positions"]) * scored(labels["end_positions"])}
+
+    def loss_values(self, labels, outputs):
+        start = scored_cross_entropy(labels["start_positions"], outputs["start_logits"])
+        end = scored_cross_entropy(labels["end_positions"], outputs["end_logits"])
+        return {"loss": (start + end) / 2}
+
+    def right(self, labels, outputs):
+        start = correct(labels["start_positions"], outputs["start_logits"])
+        return start * correct(labels["end_positions"], outputs["end_logits"])
+
+
+@keras.saving.register_keras_serializable("keras_bert_ref")
+class BertMultipleChoice(OneLossModel):
+    """The best of N choices, such as continuations of a sentence (paper, section 4.4).
+
+    Features are the encoder's inputs with an axis more, int32 [B, N, S]: each row holds the N
+    choices, all with the text they are choices for. The output is `logits` float32 [B, N], the
+    label `label_ids` int32 [B], negative where it is not to be scored. Metrics are `loss` (nats)
+    and `accuracy`.
+
+    Args:
+        encoder_or_config: a `BertEncoder` with a pooler, or the `BertConfig` to build one from.
+        dropout: rate of dropout on the pooled output.
+        dtype: a Keras dtype policy for what is built here; None takes an encoder's own, or Keras's
+            global policy.
+        name: the model's name.
+
+    Raises:
+        ConfigError: an argument is of the wrong kind, or the encoder has no pooler.
+    """
+
+    def __init__(self, encoder_or_config, *, dropout=0.1, dtype=None, name="bert_multiple_choice"):
+        encoder, dtype = encoder_and_policy(encoder_or_config, dtype, pooler=True)
+        head = MultipleChoiceHead(
+            encoder.config, rate=_dropout_rate(dropout), name="choice", dtype=dtype
+        )
+        inputs, rows = encoder_inputs(encoder, axes=2), _Rows(name="rows", dtype=dtype)
+        encoded = encoder({key: rows(x) for key, x in inputs.items()})
+        super().__init__(
+            encoder,
+            inputs=inputs,
+            outputs={"logits": head(encoded["pooled_output"], inputs["input_ids"])},
+            dtype=dtype,
+            name=name,
+        )
+        self.choice = head
+        self.dropout = dropout
+
+    def get_config(self):
+        return {**super().get_config(), "dropout": self.dropout}
+
+
+@keras.saving.register_keras_serializable("keras_bert_ref")
+class BertTagger(OneLossModel):
+    """A tag for each piece, such as the kind of entity it belongs to (paper, section 5.3).
+
+    Features are the encoder's inputs. The output is `logits` float32 [B, S, C], the label
+    `label_ids` int32 [B, S], negative at pieces that are not scored: padding, [CLS], [SEP] and, in
+    the paper, all but the first piece of a word. Metrics are `loss` (nats) and `accuracy`, both
+    over the scored pieces.
+
+    Args:
+        encoder_or_config: a `BertEncoder`, or the `BertConfig` to build one (without a pooler)
+            from.
+        labels: the names of the C tags in the order of their ids.
+        dropout: rate of dropout on the last hidden state.
+        dtype: a Keras dtype policy for what is built here; None takes an encoder's own, or Keras's
+            global policy.
+        name: the model's name.
+
+    Raises:
+        ConfigError: an argument is of the wrong kind, or the labels are fewer than two or not
+            distinct.
+    """
+
+    def __init__(self, encoder_or_config, labels, *, dropout=0.1, dtype=None, name="bert_tagger"):
+        labels = _class_names(labels)
+        encoder, dtype = encoder_and_policy(encoder_or_config, dtype, pooler=False)
+        head = ClassificationHead(
+            len(labels), encoder.config, rate=_dropout_rate(dropout), name="tagger", dtype=dtype
+        )
+        inputs = encoder_inputs(encoder)
+        super().__init__(
+            encoder,
+            inputs=inputs,
+            outputs={"logits": head(encoder(inputs)["sequence_output"])},
+            dtype=dtype,
+            name=name,
+        )
+        self.tagger = head
+        self.labels = labels
+        self.dropout = dropout
+
+    def get_config(self):
+        return {**super().get_config(), "labels": list(self.labels), "dropout": self.dropout}
+
+
+class _Rows(keras.layers.Layer):
+    """The choices as rows of their own: [B, N, S] to [B·N, S]."""
+
+    def call(self, x):
+        length = tf.shape(x)[-1] if x.shape[-1] is None else x.shape[-1]
+        return tf.reshape(x, [-1, length])
+
+
+def _class_names(labels):
+    listed = isinstance(labels, Sequence) and not isinstance(labels, str)  # a set has no order
+    names = tuple(labels) if listed else ()
+    if len(names) < 2 or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"labels must be a list of at least two names, not {labels!r}")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"labels must differ from each other, but {twice!r} comes twice")
+    return names
+
+
+def _dropout_rate(rate):
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
+        raise ConfigError(f"dropout must be in [0, 1), not {rate!r}")
+    return rate

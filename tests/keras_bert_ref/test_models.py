@@ -248,7 +248,7 @@ def test_training_metrics_are_those_before_the_update():
 
 
 def test_without_next_sentence_prediction():
-    model, weights = build(next_sentence=False)
+    model, weights = build(BertEncoder(SHALLOW), next_sentence=False)
     features, labels = pretraining_batch()
     assert set(model.output) == {"masked_lm_logits"}
     assert not [v for v in model.variables if v.path.startswith("next_sentence")]
