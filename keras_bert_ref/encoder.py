@@ -4,12 +4,13 @@ from keras_bert_ref._tensorflow import keras, tf
 from keras_bert_ref.config import BertConfig
 from keras_bert_ref.errors import ConfigError
 from keras_bert_ref.layers import AttentionBias, Embeddings, TransformerBlock, dense
+from keras_bert_ref.pretrained import Pretrained
 
 ATTENTION_KINDS = ("bidirectional", "left_to_right")
 
 
 @keras.saving.register_keras_serializable("keras_bert_ref")
-class BertEncoder(keras.Model):
+class BertEncoder(Pretrained, keras.Model):
     """A stack of transformer blocks over word, position and segment embeddings.
 
     ```python
@@ -27,6 +28,8 @@ class BertEncoder(keras.Model):
       `pooler` is off;
     - `hidden_states` [B, L+1, S, H] on request: 0 is the embedding output, L the last layer;
     - `attentions` [B, L, A, S, S] on request: probabilities, before dropout.
+
+    All are float32, except that attentions have the policy's compute dtype.
 
     Args:
         config: a `BertConfig`.
@@ -82,24 +85,24 @@ class BertEncoder(keras.Model):
             probabilities.append(block_probabilities)
 
         like_ids = inputs["input_ids"]
-        sequence_output = _Sequences(name="sequences", dtype=dtype)(x, like_ids)
+        sequence_output = _Sequences(name="sequences", autocast=False)(x, like_ids)
         outputs = {"sequence_output": sequence_output}
         pooler_layer = None
         if pooler:
-            first_piece = _FirstPiece(name="first_piece", dtype=dtype)(sequence_output)
+            first_piece = _FirstPiece(name="first_piece", autocast=False)(sequence_output)
             pooler_layer = dense(
                 config.hidden_size, config, activation="tanh", name="pooler", dtype=dtype
             )
-            outputs["pooled_output"] = pooler_layer(first_piece)
+            outputs["pooled_output"] = keras.ops.cast(pooler_layer(first_piece), "float32")
         if hidden_states:
-            outputs["hidden_states"] = _Stack(name="hidden_states", dtype=dtype)(
+            outputs["hidden_states"] = _Stack(name="hidden_states", autocast=False)(
                 [
-                    _Sequences(name=f"sequences_{n}", dtype=dtype)(s, like_ids)
+                    _Sequences(name=f"sequences_{n}", autocast=False)(s, like_ids)
                     for n, s in enumerate(states)
                 ]
             )
         if attentions:
-            outputs["attentions"] = _Stack(name="attentions", dtype=dtype)(probabilities)
+            outputs["attentions"] = _Stack(name="attentions", autocast=False)(probabilities)
         super().__init__(inputs=inputs, outputs=outputs, name=name)
 
         self.config = config
@@ -131,6 +134,12 @@ class BertEncoder(keras.Model):
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
             "name": self.name,
         }
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint, **options):
+        """Builds the encoder that an open `Checkpoint` describes, still without its weights."""
+        told = {"attention": checkpoint.attention, "pooler": checkpoint.has("pooler")}
+        return cls(checkpoint.config, **{**told, **options})
 
     @classmethod
     def from_config(cls, config):

@@ -4,11 +4,20 @@ Inside the encoder, activations are two-dimensional, one row a token: a dense la
 matrix product that TensorFlow fuses with its bias and activation, and an element-wise operation
 runs over one flat block. Only attention looks at sequences.
 
+What goes from block to block, and what the blocks add to it, stays float32 whatever the compute
+dtype: only the matrix products and what is between them are done in lower precision. Rounding the
+sums of every block to bfloat16 costs two thirds of the accuracy and saves no time.
+
 Axes in comments: B batch, S sequence, T = B·S tokens, H hidden, A heads, d = H/A, V vocabulary.
 """
 
+import contextlib
+import contextvars
+
 from keras_bert_ref import ops
 from keras_bert_ref._tensorflow import keras, tf
+
+_blank = contextvars.ContextVar("blank", default=False)
 
 # Added to the score of a key that must not be seen. Finite, so that a row without any visible key
 # (padding in a batch) gives a defined result, and within float16's range.
@@ -28,12 +37,36 @@ def dense(units, config, *, activation=None, name, dtype):
 
 def product(x, dense):
     """Returns x [T, M] times the kernel [M, N] of a dense layer, without its bias."""
-    return tf.matmul(x, dense.kernel)
+    return tf.matmul(x, tf.cast(dense.kernel, x.dtype))
 
 
 def initializer(config):
     """Returns a fresh truncated normal initializer of the configuration's width."""
+    if _blank.get():
+        return keras.initializers.Zeros()
     return keras.initializers.TruncatedNormal(stddev=config.initializer_range)
+
+
+@contextlib.contextmanager
+def blank_weights():
+    """Lets the weights of layers made within start at zero, for a loader that fills them.
+
+    Drawing 110 million random numbers takes longer than reading as many from a file.
+    """
+    token = _blank.set(True)
+    try:
+        yield
+    finally:
+        _blank.reset(token)
+
+
+def fresh_value(variable, config):
+    """Returns what a weight of a new model starts from."""
+    if variable.path.endswith(("beta", "bias")):
+        return tf.zeros(variable.shape)
+    if variable.path.endswith("gamma"):
+        return tf.ones(variable.shape)
+    return initializer(config)(variable.shape, "float32")
 
 
 @tf.custom_gradient
@@ -55,7 +88,7 @@ class Dropout(keras.layers.Layer):
     """Drops elements while training; the kept ones are scaled up by the share that is kept."""
 
     def __init__(self, rate, *, name, dtype):
-        super().__init__(name=name, dtype=dtype)
+        super().__init__(name=name, dtype=dtype, autocast=False)
         self.rate = rate
         self.seeds = keras.random.SeedGenerator(name="seeds")
 
@@ -75,7 +108,7 @@ class LayerNorm(keras.layers.Layer):
     """Layer normalization over the last axis, computed in float32 whatever the compute dtype."""
 
     def __init__(self, epsilon, *, name, dtype):
-        super().__init__(name=name, dtype=dtype)
+        super().__init__(name=name, dtype=dtype, autocast=False)
         self.epsilon = epsilon
 
     def build(self, shape):
@@ -94,10 +127,10 @@ class ResidualNorm(LayerNorm):
     Call arguments:
         x: [T, H], what the half computed, still without the bias of its last dense layer.
         bias: [H], that bias.
-        residual: [T, H], what the half started from.
+        residual: float32 [T, H], what the half started from.
 
     Returns:
-        [T, H].
+        float32 [T, H].
     """
 
     def __init__(self, rate, epsilon, *, name, dtype):
@@ -127,11 +160,11 @@ class Embeddings(keras.layers.Layer):
         segment_ids: int [B, S], 0 for sentence A, 1 for sentence B.
 
     Returns:
-        [T, H], rows in the order of the flattened input.
+        float32 [T, H], rows in the order of the flattened input.
     """
 
     def __init__(self, config, *, name, dtype):
-        super().__init__(name=name, dtype=dtype)
+        super().__init__(name=name, dtype=dtype, autocast=False)
         self.config = config
         self.norm = LayerNorm(config.layer_norm_eps, name="LayerNorm", dtype=dtype)
         self.dropout = Dropout(config.hidden_dropout_prob, name="dropout", dtype=dtype)
@@ -257,15 +290,15 @@ class TransformerBlock(keras.layers.Layer):
     Normalization comes after the addition, as in Vaswani et al. (2017) and the original BERT.
 
     Call arguments:
-        x: [T, H].
+        x: float32 [T, H].
         attention_bias: [B, 1, 1 or S, S].
 
     Returns:
-        [T, H], and the attention probabilities [B, A, S, S].
+        float32 [T, H], and the attention probabilities [B, A, S, S].
     """
 
     def __init__(self, config, *, name, dtype):
-        super().__init__(name=name, dtype=dtype)
+        super().__init__(name=name, dtype=dtype, autocast=False)
         self.config = config
         hidden, inner = config.hidden_size, config.intermediate_size
         rate, epsilon = config.hidden_dropout_prob, config.layer_norm_eps
@@ -291,7 +324,7 @@ class TransformerBlock(keras.layers.Layer):
         y = product(context, self.attention_output)
         x = self.attention_norm(y, self.attention_output.bias, x, training=training)  # [T, H]
         y = ops.bias_activation(
-            product(x, self.intermediate),
+            product(tf.cast(x, self.compute_dtype), self.intermediate),
             tf.convert_to_tensor(self.intermediate.bias),
             self.config.hidden_act,
             training=training,

@@ -11,7 +11,7 @@ a compiler, and a SavedModel holds nothing that a server could lack. Inside a st
 as a whole (GPU, TPU) the compiled functions are simply part of it.
 
 Statistics and sums are computed in float32 whatever the dtype of the inputs; results have the dtype
-of the first input.
+of the first input, except where said.
 """
 
 import functools
@@ -59,7 +59,7 @@ def bias_activation(x, bias, name, *, training):
         training: whether gradients are wanted.
     """
     if not training:
-        return activation(name)(tf.nn.bias_add(x, bias))
+        return activation(name)(tf.nn.bias_add(x, tf.cast(bias, x.dtype)))
 
     @tf.custom_gradient
     def run(x, bias):
@@ -168,7 +168,7 @@ def _layer_norm_gradient(dy, normal, scale, gamma):
 
 
 def dropout_add_norm(x, bias, residual, gamma, beta, *, rate, epsilon, seed, training):
-    """Returns layer_norm(residual + dropout(x + bias)), the end of each half of a block.
+    """Returns layer_norm(residual + dropout(x + bias)), in the dtype of the residual.
 
     Args:
         x: [T, H], the product of the half's last dense layer.
@@ -181,8 +181,8 @@ def dropout_add_norm(x, bias, residual, gamma, beta, *, rate, epsilon, seed, tra
         training: whether gradients are wanted and elements dropped.
     """
     if not training:
-        x = residual + tf.nn.bias_add(x, bias)
-        return layer_norm(x, gamma, beta, epsilon, training=False)
+        total = residual + tf.cast(x, residual.dtype) + tf.cast(bias, residual.dtype)
+        return layer_norm(total, gamma, beta, epsilon, training=False)
 
     @tf.custom_gradient
     def run(x, bias, residual, gamma, beta):
@@ -200,18 +200,19 @@ def dropout_add_norm(x, bias, residual, gamma, beta, *, rate, epsilon, seed, tra
 def _dropout_add_norm(x, bias, residual, gamma, beta, seed, rate, epsilon):
     total = _float(residual) + _drop(_float(x) + _float(bias), rate, seed)
     normal, scale = _normalize(total, epsilon)
-    return tf.cast(normal * gamma + beta, x.dtype), tf.cast(normal, x.dtype), scale
+    return tf.cast(normal * gamma + beta, residual.dtype), tf.cast(normal, x.dtype), scale
 
 
 @compiled
 def _dropout_add_norm_gradient(dy, normal, scale, bias, gamma, seed, rate):
-    dy, normal, dtype = _float(dy), _float(normal), dy.dtype
+    x_dtype, residual_dtype = normal.dtype, dy.dtype
+    dy, normal = _float(dy), _float(normal)
     dresidual = _normalize_gradient(dy * gamma, normal, scale)
     dx = _drop(dresidual, rate, seed)
     return (
-        tf.cast(dx, dtype),
+        tf.cast(dx, x_dtype),
         tf.cast(tf.reduce_sum(dx, axis=0), bias.dtype),
-        tf.cast(dresidual, dtype),
+        tf.cast(dresidual, residual_dtype),
         tf.reduce_sum(dy * normal, axis=0),
         tf.reduce_sum(dy, axis=0),
     )
