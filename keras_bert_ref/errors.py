@@ -4,6 +4,9 @@ Each message names the file, line, tensor or setting and says what to do; the co
 without a stack trace. Every class is also the built-in error a caller would expect to catch.
 """
 
+import sys
+import warnings
+
 
 class BertError(Exception):
     """Base of all errors of this library."""
@@ -35,6 +38,14 @@ class CheckpointError(BertError, ValueError):
 
 class CheckpointWarning(UserWarning):
     """Something about a checkpoint that is usable, but that its user should know of."""
+
+    @classmethod
+    def issue(cls, message):
+        """Warns, with the place in the code that called this library."""
+        frame, level = sys._getframe(1), 2
+        while frame.f_back and frame.f_globals.get("__name__", "").startswith("keras_bert_ref"):
+            frame, level = frame.f_back, level + 1
+        warnings.warn(message, cls, stacklevel=level - 1)
 
 
 class DivergedError(BertError, ArithmeticError):

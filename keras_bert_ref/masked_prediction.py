@@ -9,12 +9,11 @@ from keras_bert_ref.tokenization import WordPieceTokenizer
 MASK = "[MASK]"
 
 
-def fill_mask(model, tokenizer, text, *, top=5):
+def fill_mask(model, text, *, top=5):
     """Predicts the pieces behind each [MASK] of a text.
 
     Args:
-        model: a `BertPretrainer`.
-        tokenizer: the `WordPieceTokenizer` it was trained with.
+        model: a `BertPretrainer` with its `tokenizer`.
         text: a string that holds "[MASK]" at least once.
         top: how many predictions to return for each.
 
@@ -22,8 +21,17 @@ def fill_mask(model, tokenizer, text, *, top=5):
         For each [MASK] in order, a list of `top` pairs (piece, probability), the likeliest first.
 
     Raises:
-        ConfigError: the text holds no [MASK], or is longer than the model can read.
+        ConfigError: the text holds no [MASK], or is longer than the model can read; or the model
+            is of another kind, or has no tokenizer.
     """
+    if getattr(model, "head", None) != "masked_lm":
+        raise ConfigError(
+            f"a {type(model).__name__} predicts no masked pieces: load a checkpoint that has the "
+            "head for it with BertPretrainer.from_pretrained"
+        )
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        raise ConfigError("the model has no tokenizer: set model.tokenizer to a WordPieceTokenizer")
     if MASK not in tokenizer.never_split:
         tokenizer = WordPieceTokenizer(
             tokenizer.vocabulary,

@@ -6,7 +6,7 @@ Axes in comments: B batch, S sequence, P predictions, N choices, C classes, V vo
 from collections.abc import Sequence
 
 from keras_bert_ref._tensorflow import keras, tf
-from keras_bert_ref.errors import ConfigError
+from keras_bert_ref.errors import CheckpointError, ConfigError
 from keras_bert_ref.heads import (
     ClassificationHead,
     MaskedLanguageModelHead,
@@ -21,6 +21,8 @@ from keras_bert_ref.task_model import (
     TaskModel,
     encoder_and_policy,
     encoder_inputs,
+    stored_encoder,
+    stored_labels,
 )
 
 
@@ -53,6 +55,8 @@ class BertPretrainer(TaskModel):
         ConfigError: the first argument is neither of the two, or next sentence prediction is asked
             of an encoder without a pooler.
     """
+
+    head = "masked_lm"
 
     def __init__(
         self, encoder_or_config, *, next_sentence=True, dtype=None, name="bert_pretrainer"
@@ -122,6 +126,24 @@ class BertPretrainer(TaskModel):
     def get_config(self):
         return {**super().get_config(), "next_sentence": self.next_sentence}
 
+    @classmethod
+    def from_checkpoint(cls, checkpoint, *, next_sentence=None, dtype=None, **options):
+        """Builds the model of an open `Checkpoint`, still without its weights.
+
+        Raises:
+            CheckpointError: it has no head for masked language modeling.
+        """
+        if not checkpoint.has("masked_lm"):
+            raise CheckpointError(
+                f"{checkpoint.where} has no head for masked language modeling: "
+                "BertEncoder.from_pretrained reads its encoder, and BertPretrainer(encoder) puts a "
+                "new head on it"
+            )
+        if next_sentence is None:
+            next_sentence = checkpoint.has("next_sentence")
+        encoder = stored_encoder(checkpoint, dtype, pooler=next_sentence)
+        return cls(encoder, next_sentence=next_sentence, **options)
+
 
 @keras.saving.register_keras_serializable("keras_bert_ref")
 class BertClassifier(OneLossModel):
@@ -150,6 +172,8 @@ class BertClassifier(OneLossModel):
         ConfigError: an argument is of the wrong kind, the labels are fewer than two or not
             distinct, or the encoder has no pooler.
     """
+
+    head = "classifier"
 
     def __init__(
         self, encoder_or_config, labels=None, *, dropout=0.1, dtype=None, name="bert_classifier"
@@ -202,6 +226,14 @@ class BertClassifier(OneLossModel):
         labels = list(self.labels) if self.labels else None
         return {**super().get_config(), "labels": labels, "dropout": self.dropout}
 
+    @classmethod
+    def from_checkpoint(cls, checkpoint, *, dtype=None, **options):
+        """Builds the model of an open `Checkpoint`, still without its weights."""
+        if "labels" not in options:
+            options["labels"] = stored_labels(checkpoint, cls.head)
+        encoder = stored_encoder(checkpoint, dtype, pooler=True)
+        return cls(encoder, **{"dropout": checkpoint.dropout, **options})
+
 
 @keras.saving.register_keras_serializable("keras_bert_ref")
 class BertSpanLabeler(OneLossModel):
@@ -226,6 +258,7 @@ class BertSpanLabeler(OneLossModel):
         ConfigError: the first argument is neither of the two.
     """
 
+    head = "span"
     label_names = ("start_positions", "end_positions")
 
     def __init__(self, encoder_or_config, *, dtype=None, name="bert_span_labeler"):
@@ -254,6 +287,11 @@ class BertSpanLabeler(OneLossModel):
         start = correct(labels["start_positions"], outputs["start_logits"])
         return start * correct(labels["end_positions"], outputs["end_logits"])
 
+    @classmethod
+    def from_checkpoint(cls, checkpoint, *, dtype=None, **options):
+        """Builds the model of an open `Checkpoint`, still without its weights."""
+        return cls(stored_encoder(checkpoint, dtype, pooler=False), **options)
+
 
 @keras.saving.register_keras_serializable("keras_bert_ref")
 class BertMultipleChoice(OneLossModel):
@@ -275,6 +313,8 @@ class BertMultipleChoice(OneLossModel):
         ConfigError: an argument is of the wrong kind, or the encoder has no pooler.
     """
 
+    head = "choice"
+
     def __init__(self, encoder_or_config, *, dropout=0.1, dtype=None, name="bert_multiple_choice"):
         encoder, dtype = encoder_and_policy(encoder_or_config, dtype, pooler=True)
         head = MultipleChoiceHead(
@@ -294,6 +334,12 @@ class BertMultipleChoice(OneLossModel):
 
     def get_config(self):
         return {**super().get_config(), "dropout": self.dropout}
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint, *, dtype=None, **options):
+        """Builds the model of an open `Checkpoint`, still without its weights."""
+        encoder = stored_encoder(checkpoint, dtype, pooler=True)
+        return cls(encoder, **{"dropout": checkpoint.dropout, **options})
 
 
 @keras.saving.register_keras_serializable("keras_bert_ref")
@@ -319,6 +365,8 @@ class BertTagger(OneLossModel):
             distinct.
     """
 
+    head = "tagger"
+
     def __init__(self, encoder_or_config, labels, *, dropout=0.1, dtype=None, name="bert_tagger"):
         labels = _class_names(labels)
         encoder, dtype = encoder_and_policy(encoder_or_config, dtype, pooler=False)
@@ -339,6 +387,14 @@ class BertTagger(OneLossModel):
 
     def get_config(self):
         return {**super().get_config(), "labels": list(self.labels), "dropout": self.dropout}
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint, *, dtype=None, **options):
+        """Builds the model of an open `Checkpoint`, still without its weights."""
+        if "labels" not in options:
+            options["labels"] = stored_labels(checkpoint, cls.head)
+        encoder = stored_encoder(checkpoint, dtype, pooler=False)
+        return cls(encoder, **{"dropout": checkpoint.dropout, **options})
 
 
 class _Rows(keras.layers.Layer):

@@ -1,85 +1,60 @@
-"""A trained model as a folder: weights, configuration and the vocabulary it was trained with."""
-
-import json
-import shutil
-from pathlib import Path
-
-from keras_bert_ref._tensorflow import keras
-from keras_bert_ref.errors import CheckpointError, OutputError
-from keras_bert_ref.files import first_line, replace_text, writing
-from keras_bert_ref.tokenization import WordPieceTokenizer
-
-_MODEL, _CONFIG, _VOCABULARY, _TOKENIZER = (
-    "model.keras",
-    "bert_config.json",
-    "vocab.txt",
-    "tokenizer_config.json",
-)
+"""Models that load from any published BERT checkpoint, and are saved as one."""
 
 
-def save_pretrained(model, tokenizer, folder):
-    """Writes a model and its tokenizer to a folder that appears as a whole.
+class Pretrained:
+    """Loading and saving, for encoders and task models.
 
-    The folder gets `model.keras`, `bert_config.json`, `vocab.txt` and `tokenizer_config.json` (its
-    options, under the names that Hugging Face tokenizers use). An older folder of this kind is
-    replaced once the new one is complete.
-
-    Args:
-        model: a task model or a `BertEncoder`.
-        tokenizer: a `WordPieceTokenizer`.
-        folder: the folder to make.
-
-    Raises:
-        OutputError: the folder cannot be written, or holds something else.
+    Attributes:
+        tokenizer: the `WordPieceTokenizer` that made the model's text into ids; None until it is
+            set, or a checkpoint brings one.
+        load_report: the `LoadReport` of a model that was loaded; else None.
     """
-    folder = Path(folder)
-    if folder.exists() and not (folder / _MODEL).is_file() and any(folder.iterdir()):
-        raise OutputError(f"{folder} is in use and holds no {_MODEL}: choose another folder")
-    part, old = (folder.with_name(folder.name + suffix) for suffix in (".part", ".old"))
-    settings = {
-        "do_lower_case": tokenizer.lower_case,
-        "strip_accents": tokenizer.strip_accents,
-        "never_split": list(tokenizer.never_split),
-    }
-    with writing(folder):
-        try:
-            for leftover in (part, old):
-                shutil.rmtree(leftover, ignore_errors=True)
-            part.mkdir(parents=True)
-            model.save(part / _MODEL)
-            getattr(model, "encoder", model).config.to_json(part / _CONFIG)
-            tokenizer.save_vocabulary(part / _VOCABULARY)
-            replace_text(part / _TOKENIZER, json.dumps(settings, indent=2) + "\n")
-            if folder.exists():
-                folder.rename(old)
-            part.rename(folder)
-        finally:
-            for leftover in (part, old):
-                shutil.rmtree(leftover, ignore_errors=True)
 
+    head = None  # the part of a checkpoint that makes a model of this kind
+    tokenizer = None
+    load_report = None
 
-def load_pretrained(folder):
-    """Reads what `save_pretrained` wrote.
+    @classmethod
+    def from_pretrained(cls, where, *, strict=False, **options):
+        """Loads a checkpoint: this library's, or any published BERT.
 
-    Returns:
-        The model, uncompiled, and its tokenizer.
+        Args:
+            where: a folder that `save_pretrained` wrote, a Hugging Face folder (`config.json`,
+                `model.safetensors`, one or many), a keras-hub preset, a folder with a TF1
+                checkpoint of Google's or a TF2 one of the Model Garden (`bert_config.json`,
+                `*.index`), the prefix of such a checkpoint, or `hf://owner/name[@revision]`.
+            strict: whether anything that `load_report` would mention besides what was read is an
+                error.
+            **options: keyword arguments of this class, such as `dtype`; they go before what the
+                checkpoint says.
 
-    Raises:
-        CheckpointError: the folder is not one of these, or is damaged.
-    """
-    folder = Path(folder)
-    if not (folder / _MODEL).is_file():
-        raise CheckpointError(f"{folder} holds no {_MODEL}: name a folder that pretrain wrote")
-    import keras_bert_ref.models  # noqa: F401  registers the classes that a file may name
+        Returns:
+            The model; its `tokenizer` and `load_report` are set.
 
-    try:
-        settings = json.loads((folder / _TOKENIZER).read_text(encoding="utf-8"))
-        tokenizer = WordPieceTokenizer.from_vocab(
-            folder / _VOCABULARY,
-            settings["do_lower_case"],
-            settings["strip_accents"],
-            settings.get("never_split", ()),
-        )
-        return keras.saving.load_model(folder / _MODEL, compile=False), tokenizer
-    except Exception as error:  # by damage: BadZipFile, ValueError, KeyError, OSError, …
-        raise CheckpointError(f"{folder} cannot be loaded: {first_line(error)}") from error
+        Raises:
+            CheckpointError: there is no checkpoint, it is damaged, not a BERT, or lacks what this
+                class cannot do without.
+            ConfigError: an option, or a value of its configuration, is impossible.
+            VocabularyError: its vocabulary cannot be used.
+        """
+        from keras_bert_ref.checkpoints.loading import load
+        from keras_bert_ref.checkpoints.opening import open_checkpoint
+
+        return load(cls, open_checkpoint(where, cls.head), strict, options)
+
+    def save_pretrained(self, folder, *, format="own", overwrite=False):
+        """Writes weights, configuration, vocabulary and labels to a folder, whole or not at all.
+
+        Args:
+            folder: the folder to make.
+            format: "own", this library's: exact, checksummed, the quickest to load; "hf", which
+                transformers loads; or "tf1", under the names of Google's release.
+            overwrite: whether a model found there is replaced.
+
+        Raises:
+            OutputError: the folder is in use, or cannot be written.
+            ConfigError: the format is unknown.
+        """
+        from keras_bert_ref.checkpoints.saving import save
+
+        save(self, folder, format, overwrite)

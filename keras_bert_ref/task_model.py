@@ -6,6 +6,7 @@ from keras_bert_ref.encoder import BertEncoder
 from keras_bert_ref.errors import ConfigError
 from keras_bert_ref.losses import denominators, scored, scored_cross_entropy, share_of_loss
 from keras_bert_ref.metrics import correct
+from keras_bert_ref.pretrained import Pretrained
 
 
 def encoder_and_policy(encoder_or_config, dtype, *, pooler):
@@ -36,12 +37,31 @@ def encoder_and_policy(encoder_or_config, dtype, *, pooler):
     return encoder, keras.dtype_policies.get(dtype or encoder.dtype_policy)
 
 
+def stored_encoder(checkpoint, dtype, *, pooler):
+    """Builds the encoder of an open `Checkpoint` for a model that needs a pooler, or does not."""
+    pooler = pooler or checkpoint.has("pooler")
+    return BertEncoder.from_checkpoint(checkpoint, pooler=pooler, dtype=dtype)
+
+
+def stored_labels(checkpoint, head):
+    """Returns the labels that a checkpoint's head has.
+
+    Raises:
+        ConfigError: it has no such head.
+    """
+    if not checkpoint.has(head):
+        raise ConfigError(
+            f"{checkpoint.where} has no {head}: name the labels of a new one with labels=[…]"
+        )
+    return checkpoint.labels
+
+
 def encoder_inputs(encoder, axes=1):
     """Returns a fresh int32 input of [B, …] for each of the encoder's, with `axes` axes after B."""
     return {key: keras.Input((None,) * axes, dtype="int32", name=key) for key in encoder.input}
 
 
-class TaskModel(keras.Model):
+class TaskModel(Pretrained, keras.Model):
     """A Keras model that knows its losses, so that `compile` needs an optimizer and nothing else.
 
     One training step serves `fit` and this library's own loop. Subclasses say what the losses are:

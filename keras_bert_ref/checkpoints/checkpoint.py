@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_bert_ref.checkpoints.names import Name
+from keras_bert_ref.checkpoints.names import PARTS, names
 from keras_bert_ref.config import BertConfig
 from keras_bert_ref.errors import CheckpointError
 from keras_bert_ref.tokenization import WordPieceTokenizer
@@ -20,6 +20,7 @@ MODELS = {
     "choice": "BertMultipleChoice",
     "tagger": "BertTagger",
 }
+_FLOATS = {"float16", "bfloat16", "float32", "float64"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Stored:
     """Where the value of one variable lies.
 
     Attributes:
-        tensors: the open file, with `shapes` and `read`.
+        tensors: the open file, with `path`, `shapes`, `dtypes` and `read`.
         name: the tensor's name in it.
         shape: the variable's shape.
         stored_shape: the shape the tensor must have.
@@ -45,8 +46,13 @@ class Stored:
         found = self.tensors.shapes[self.name]
         if found != self.stored_shape:
             raise CheckpointError(
-                f"the tensor {self.name} has the shape {list(found)}, the configuration asks for "
-                f"{list(self.stored_shape)}"
+                f"{self.tensors.path}: the tensor {self.name} has the shape {list(found)}, the "
+                f"configuration asks for {list(self.stored_shape)}"
+            )
+        if self.dtype not in _FLOATS:
+            raise CheckpointError(
+                f"{self.tensors.path}: the tensor {self.name} holds {self.dtype}; weights are "
+                "floating-point numbers"
             )
 
     @property
@@ -120,12 +126,30 @@ def placeholder_labels(count):
     return tuple(f"LABEL_{n}" for n in range(count)) if count > 1 else None
 
 
-def check_whole(where, wanted: list[Name], weights, format_name):
-    """Raises CheckpointError unless all of an encoder's variables are there."""
-    missing = [getattr(name, format_name) for name in wanted if name.own not in weights]
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+def check_layers(config, tensors):
+    """Raises CheckpointError if a file has fewer tensors than its configuration has layers."""
+    if config.num_hidden_layers > len(tensors.shapes):
         raise CheckpointError(
-            f"{where} lacks the tensor {missing[0]}{more}: it is not the BERT that its "
-            "configuration describes"
+            f"{tensors.path} holds {len(tensors.shapes)} tensors, the configuration asks for "
+            f"{config.num_hidden_layers} layers: they do not belong together"
         )
+
+
+def check_whole(where, config, weights, spelling):
+    """Raises CheckpointError unless all of the encoder is there, and all or nothing of each head.
+
+    Args:
+        where: the checkpoint.
+        config: its `BertConfig`.
+        weights: what was found, by variable path.
+        spelling: the attribute of `Name` that its tensors are called by.
+    """
+    for part in PARTS:
+        wanted = names(config, part)
+        missing = [getattr(name, spelling) for name in wanted if name.own not in weights]
+        if missing and (part == "encoder" or len(missing) < len(wanted)):
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise CheckpointError(
+                f"{where} lacks the tensor {missing[0]}{more}: it is not the BERT that its "
+                "configuration describes"
+            )

@@ -8,7 +8,7 @@ than the encoder, which no BERT of the paper does.
 
 from pathlib import Path
 
-from keras_bert_ref.checkpoints.checkpoint import Checkpoint, Stored, check_whole
+from keras_bert_ref.checkpoints.checkpoint import Checkpoint, Stored, check_layers, check_whole
 from keras_bert_ref.checkpoints.hdf5_file import Hdf5File
 from keras_bert_ref.checkpoints.model_garden import divided_by_heads
 from keras_bert_ref.checkpoints.names import names
@@ -58,11 +58,12 @@ def open_keras_hub(folder):
     folder = Path(folder)
     config = BertConfig.from_dict(read_settings(read_json(folder / CONFIG)), where=str(folder))
     tensors = Hdf5File(folder / WEIGHTS)
+    check_layers(config, tensors)
     weights = {
         path: Stored(tensors, dataset, shape, stored_shape)
         for path, (dataset, stored_shape, shape) in locate(tensors.shapes, config).items()
     }
-    check_whole(folder, names(config, "encoder"), weights, "own")
+    check_whole(folder, config, weights, "own")
     used = {stored.name for stored in weights.values()}
     ignored = [dataset for dataset in tensors.shapes if dataset not in used]
     tokenizer = None

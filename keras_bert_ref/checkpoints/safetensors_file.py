@@ -13,7 +13,7 @@ from keras_bert_ref.checksums import masked_crc
 from keras_bert_ref.errors import CheckpointError
 from keras_bert_ref.files import first_line, opening, writing
 
-# Weights are floats; anything else (the position ids of old Hugging Face files) is not read.
+# The types that weights have; others (the position ids of old Hugging Face files) keep their codes.
 _FLOATS = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -61,13 +61,9 @@ class SafetensorsFile:
         """Returns a tensor as an array.
 
         Raises:
-            CheckpointError: it does not hold floats, or not what its checksum says.
+            CheckpointError: it is damaged: it does not hold what its checksum says.
         """
         file = self._home[name]
-        if self.dtypes[name] not in {dtype.name for dtype in _FLOATS.values()}:
-            raise CheckpointError(
-                f"{file}: the tensor {name} holds {self.dtypes[name]}; weights are floats"
-            )
         try:
             with safe_open(file, "numpy") as tensors:
                 array = tensors.get_tensor(name)

@@ -54,6 +54,7 @@ class TensorBundle:
         prefix: the path without `.index`.
 
     Attributes:
+        path: the index file.
         shapes: tensor name → shape.
         dtypes: tensor name → name of its dtype.
 
@@ -63,9 +64,9 @@ class TensorBundle:
 
     def __init__(self, prefix):
         self.prefix = Path(prefix)
-        self.index = self.prefix.with_name(self.prefix.name + ".index")
-        with opening(self.index):
-            table = self.index.read_bytes()
+        self.path = self.prefix.with_name(self.prefix.name + ".index")
+        with opening(self.path):
+            table = self.path.read_bytes()
         try:
             entries = dict(_table(table))
             header = _fields(entries.pop(b""))
@@ -74,10 +75,10 @@ class TensorBundle:
             self._shards = header[_SHARDS]
             self._entries = {name.decode(): _entry(value) for name, value in entries.items()}
         except _DamageError as error:
-            raise CheckpointError(f"{self.index} is damaged or no checkpoint: {error}") from None
+            raise CheckpointError(f"{self.path} is damaged or no checkpoint: {error}") from None
         except (KeyError, IndexError, struct.error, UnicodeDecodeError, TypeError) as error:
             raise CheckpointError(
-                f"{self.index} is damaged or no checkpoint: its entries cannot be parsed"
+                f"{self.path} is damaged or no checkpoint: its entries cannot be parsed"
             ) from error
         self.shapes = {name: entry.shape for name, entry in self._entries.items()}
         self.dtypes = {
@@ -94,10 +95,10 @@ class TensorBundle:
         entry = self._entries[name]
         if entry.dtype is None or entry.sliced:
             kind = "is partitioned" if entry.sliced else "does not hold numbers"
-            raise CheckpointError(f"{self.index}: the tensor {name} {kind}: it cannot be read")
+            raise CheckpointError(f"{self.path}: the tensor {name} {kind}: it cannot be read")
         file = f"{self.prefix}.data-{entry.shard:05d}-of-{self._shards:05d}"
         if entry.size != math.prod(entry.shape) * entry.dtype.itemsize:
-            raise CheckpointError(f"{self.index}: the sizes of the tensor {name} disagree")
+            raise CheckpointError(f"{self.path}: the sizes of the tensor {name} disagree")
         with opening(file), open(file, "rb") as data:
             data.seek(entry.offset)
             content = data.read(entry.size)

@@ -23,8 +23,10 @@ app = typer.Typer(
 
 def main():
     """Runs the command line; errors of input end in a sentence, not in a stack trace."""
-    from keras_bert_ref.cli import data, pretrain, quickstart  # noqa: F401  each adds its commands
+    # Each module adds its commands.
+    from keras_bert_ref.cli import checkpoints, data, pretrain, quickstart  # noqa: F401
 
+    checkpoints.show_warnings()
     try:
         app()
     except BertError as error:

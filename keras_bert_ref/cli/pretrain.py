@@ -168,7 +168,6 @@ def run(
     from keras_bert_ref.encoder import BertEncoder
     from keras_bert_ref.models import BertPretrainer
     from keras_bert_ref.optimization import BertAdamW, WarmupLinear
-    from keras_bert_ref.pretrained import save_pretrained
 
     schedule = training.TrainingSchedule(
         steps=recipe.steps, micro_batches=recipe.micro_batches, **every
@@ -179,7 +178,9 @@ def run(
     keras.utils.set_random_seed(recipe.seed)
     with strategy.scope():
         model = BertPretrainer(
-            BertEncoder(config, attention=recipe.attention, dtype=recipe.precision),
+            BertEncoder(
+                config, attention=recipe.attention, pooler=next_sentence, dtype=recipe.precision
+            ),
             next_sentence=next_sentence,
         )
         model.compile(optimizer=BertAdamW(rate))
@@ -229,7 +230,8 @@ def run(
             bars.update(bar, completed=step, **note)
 
         results = trainer.train(batches, evaluation, report=report)
-    save_pretrained(model, tokenizer, out / "model")
+    model.tokenizer = tokenizer
+    model.save_pretrained(out / "model", overwrite=True)
     return results
 
 

@@ -147,10 +147,11 @@ def _recipe(data, manifest, minutes):
 
 def _show(out, results):
     from keras_bert_ref.masked_prediction import MASK, fill_mask
-    from keras_bert_ref.pretrained import load_pretrained
+    from keras_bert_ref.models import BertPretrainer
     from tfrecords.baseline import constant_baseline
 
-    model, tokenizer = load_pretrained(out / "run" / "model")
+    model = BertPretrainer.from_pretrained(out / "run" / "model")
+    tokenizer = model.tokenizer
     baseline = constant_baseline(out / "data", tokenizer.vocab_size)
     table = Table(title="on documents it has not seen")
     for column in ("", "this BERT", "baseline", "the baseline"):
@@ -170,7 +171,7 @@ def _show(out, results):
     for column in ("sentence", "truth", "predictions"):
         guesses.add_column(column, overflow="fold")
     for sentence, truth in _sentences(out / "data", tokenizer, count=4):
-        (best,) = fill_mask(model, tokenizer, sentence)
+        (best,) = fill_mask(model, sentence)
         predictions = Text("  ").join(
             Text(f"{piece} {p:.0%}", style="green" if piece == truth else "") for piece, p in best
         )
@@ -183,7 +184,7 @@ def _tell_next(out):
     model = out / "run" / "model"
     # `make quickstart` runs out of an environment that the shell need not be in.
     programs = "" if shutil.which("keras-bert-ref") else f"{Path(sys.argv[0]).parent}/"
-    load = f"from keras_bert_ref.pretrained import load_pretrained; load_pretrained('{model}')"
+    load = f"from keras_bert_ref import load_pretrained; model = load_pretrained('{model}')"
     written = {
         out / "vocab.txt": "the vocabulary",
         out / "data": "TFRecord shards and their manifest",

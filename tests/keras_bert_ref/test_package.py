@@ -77,6 +77,8 @@ def test_every_public_name_resolves():
 
 def test_every_error_is_of_this_library_and_a_built_in_one():
     classes = [c for c in vars(errors).values() if isinstance(c, type)]
+    assert issubclass(errors.CheckpointWarning, UserWarning)
+    classes.remove(errors.CheckpointWarning)
     assert len(classes) > 5
     for one in classes:
         assert issubclass(one, errors.BertError)

@@ -53,8 +53,6 @@ def test_what_others_write_is_read(tmp_path):
     }
     for name in ("half", "brain", "double"):
         assert ours.read(name) == tensors[name]
-    with pytest.raises(CheckpointError, match="tensor ids holds i64; weights are floats"):
-        ours.read("ids")
 
 
 def test_no_flipped_bit_changes_what_is_read(tmp_path):

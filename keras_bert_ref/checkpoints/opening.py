@@ -1,0 +1,53 @@
+"""Finds out what kind of checkpoint lies somewhere, and opens it."""
+
+from pathlib import Path
+
+from keras_bert_ref.checkpoints import google, hub, hugging_face, keras_hub, own
+from keras_bert_ref.errors import CheckpointError
+
+
+def open_checkpoint(where, head=None):
+    """Opens a checkpoint: reads what it describes, and leaves its weights on disk.
+
+    Args:
+        where: a folder of this library's, Hugging Face's, keras-hub's, Google's (TF1) or the Model
+            Garden's (TF2); the prefix of a TensorFlow checkpoint; or `hf://owner/name[@revision]`.
+        head: what a head is where a file leaves it open, a part of `names.PARTS`: Hugging Face and
+            TF1 names are the same for a classifier, a tagger and a multiple-choice head.
+
+    Returns:
+        A `Checkpoint`.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or it is damaged or not a BERT.
+        ConfigError: its configuration has an impossible value.
+        VocabularyError: its vocabulary cannot be used.
+    """
+    if str(where).startswith(hub.SCHEME):
+        where = hub.fetch(str(where))
+    return _opener(Path(where))(head)
+
+
+def _opener(place):
+    if place.suffix == ".index" and place.is_file():
+        place = place.with_suffix("")
+    if not place.is_dir():
+        if place.with_name(place.name + ".index").is_file():
+            return lambda head: google.open_google(place, head)
+        raise CheckpointError(
+            f"{place} is neither a folder nor the prefix of a TensorFlow checkpoint"
+        )
+    if (place / own.DESCRIPTION).is_file() and (place / own.WEIGHTS).is_file():
+        return lambda head: own.open_own(place)
+    if (place / hugging_face.CONFIG).is_file():
+        if keras_hub.recognise(place):
+            return lambda head: keras_hub.open_keras_hub(place)
+        if hugging_face.weights_file(place):
+            return lambda head: hugging_face.open_hugging_face(place, head)
+    if prefix := google.find_prefix(place):
+        return lambda head: google.open_google(prefix, head)
+    hugging_face.refuse_pickle(place)
+    raise CheckpointError(
+        f"{place} holds no checkpoint that is known: no {own.WEIGHTS} with {own.DESCRIPTION} or "
+        f"{hugging_face.CONFIG}, no keras-hub preset, no TensorFlow checkpoint (*.index)"
+    )
