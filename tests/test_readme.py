@@ -6,6 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from checkpoint_models import make
+
+from keras_bert_ref import load_pretrained
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -39,6 +42,21 @@ def test_the_script_of_the_readme(tmp_path, monkeypatch):
     names = {}
     exec(script, names)
     assert set(names["encoder"].output) == {"sequence_output", "pooled_output"}
+
+
+@pytest.mark.filterwarnings("ignore::keras_bert_ref.errors.CheckpointWarning")
+def test_the_checkpoint_script_of_the_readme(tmp_path, monkeypatch, capsys):
+    (script,) = (
+        block
+        for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+        if "load_report" in block
+    )
+    make("pretrainer").save_pretrained(tmp_path / "run" / "model")
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(script, names)
+    assert "94 weights read from run/model (keras-bert-ref)" in capsys.readouterr().out
+    assert load_pretrained("tagger").labels == ("O", "B-PER", "I-PER")
 
 
 def test_make_hands_a_pattern_on_as_it_is():
