@@ -53,8 +53,7 @@ def test_the_checkpoint_script_of_the_readme(tmp_path, monkeypatch, capsys):
     )
     make("pretrainer").save_pretrained(tmp_path / "run" / "model")
     monkeypatch.chdir(tmp_path)
-    names = {}
-    exec(script, names)
+    exec(script.replace("The capital of France", "word1"), {})  # a tiny model reads little
     assert "94 weights read from run/model (keras-bert-ref)" in capsys.readouterr().out
     assert load_pretrained("tagger").labels == ("O", "B-PER", "I-PER")
 
