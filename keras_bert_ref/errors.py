@@ -36,8 +36,12 @@ class CheckpointError(BertError, ValueError):
     """A checkpoint that is damaged, or does not fit the model or the run."""
 
 
-class CheckpointWarning(UserWarning):
-    """Something about a checkpoint that is usable, but that its user should know of."""
+class InputError(BertError, ValueError):
+    """Text that cannot be read: of the wrong kind, or in a file of another kind."""
+
+
+class BertWarning(UserWarning):
+    """Base of all warnings of this library: something works, but its user should know of it."""
 
     @classmethod
     def issue(cls, message):
@@ -46,6 +50,14 @@ class CheckpointWarning(UserWarning):
         while frame.f_back and frame.f_globals.get("__name__", "").startswith("keras_bert_ref"):
             frame, level = frame.f_back, level + 1
         warnings.warn(message, cls, stacklevel=level - 1)
+
+
+class CheckpointWarning(BertWarning):
+    """A checkpoint does not say, or does not have, all that a model needs."""
+
+
+class TruncationWarning(BertWarning):
+    """Texts were longer than the model reads, and were cut."""
 
 
 class DivergedError(BertError, ArithmeticError):

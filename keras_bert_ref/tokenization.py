@@ -177,15 +177,36 @@ class WordPieceTokenizer:
             ConfigError: `max_length` leaves no room for [CLS] and [SEP].
         """
         texts = [text] if pair is None else [text, pair]
-        room = None
-        if max_length is not None:
-            room = max_length - 1 - len(texts)
-            if room < 0:
-                raise ConfigError(
-                    f"max_length={max_length} has no room for [CLS] and {len(texts)} [SEP]; it is "
-                    f"at least {1 + len(texts)}"
-                )
+        room = _room(max_length, len(texts))
         parts = [self._located_pieces(text, room) for text in texts]
+        return self._encoding(parts, room)
+
+    def encode_words(self, words, max_length=None):
+        """Encodes a text that is divided into words already, such as a sentence to be tagged.
+
+        Each word is tokenized by itself and gets at least one piece, [UNK] if it has no other.
+
+        Args:
+            words: strings.
+            max_length: the most pieces, specials included; what is too much is cut from the end.
+
+        Returns:
+            An Encoding, whose `word_ids` are indices into `words` and whose `offsets` are places
+            within each word.
+
+        Raises:
+            ConfigError: `max_length` leaves no room for [CLS] and [SEP].
+        """
+        room = _room(max_length, 1)
+        pieces = []
+        for index, word in enumerate(words):
+            if room is not None and len(pieces) > room:
+                break
+            found = self._located_pieces(word, None) or [(self.unk_id, (0, len(word)), 0)]
+            pieces += [(i, span, index) for i, span, _ in found]
+        return self._encoding([pieces], room)
+
+    def _encoding(self, parts, room):
         if room is not None:
             _truncate(parts, room)
         pieces, segment_ids = [(self.cls_id, None, None)], [0]
@@ -309,6 +330,19 @@ def _check_text(text):
     if not isinstance(text, str):
         hint = "; decode it first" if isinstance(text, bytes) else ""
         raise TypeError(f"the text to tokenize must be a str, not {type(text).__name__}{hint}")
+
+
+def _room(max_length, texts):
+    """Returns how many pieces `max_length` leaves to so many texts; None for no limit."""
+    if max_length is None:
+        return None
+    room = max_length - 1 - texts
+    if room < 0:
+        raise ConfigError(
+            f"max_length={max_length} has no room for [CLS] and {texts} [SEP]; it is at least "
+            f"{1 + texts}"
+        )
+    return room
 
 
 def _truncate(parts, room):

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from keras_bert_ref.cli import app
 from keras_bert_ref.cli.progress import console
-from keras_bert_ref.errors import CheckpointError, CheckpointWarning, OutputError
+from keras_bert_ref.errors import BertWarning, CheckpointError, OutputError
 
 _WHERE = "A checkpoint: a folder of any known format, a TensorFlow prefix, or hf://owner/name."
 
@@ -130,7 +130,7 @@ def show_warnings():
     usual = warnings.showwarning
 
     def show(message, category, *place, **options):
-        if issubclass(category, CheckpointWarning):
+        if issubclass(category, BertWarning):
             Console(stderr=True).print(
                 f"[yellow]warning:[/] {escape(str(message))}", soft_wrap=True
             )

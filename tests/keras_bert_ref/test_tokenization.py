@@ -502,3 +502,31 @@ def test_tokenizing_does_not_load_tensorflow():
         "sys.exit('tensorflow' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_words_keep_their_indices():
+    tokenizer = WordPieceTokenizer(
+        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b", ".", "c", "d"]
+    )
+    encoding = tokenizer.encode_words(["ab", "A.c", "\u0000", "ü", "d"])
+    assert encoding.tokens == ["[CLS]", "a", "##b", "a", ".", "c", "[UNK]", "[UNK]", "d", "[SEP]"]
+    assert encoding.word_ids == [None, 0, 0, 1, 1, 1, 2, 3, 4, None]
+    assert encoding.offsets == [
+        *(None, (0, 1), (1, 2), (0, 1), (1, 2), (2, 3), (0, 1), (0, 1), (0, 1), None)
+    ]
+    assert set(encoding.segment_ids) == {0}
+    cut = tokenizer.encode_words(["ab", "A.c", "d"], max_length=5)
+    assert cut.tokens == ["[CLS]", "a", "##b", "a", "[SEP]"]
+    assert tokenizer.encode_words([]).tokens == ["[CLS]", "[SEP]"]
+    with pytest.raises(ConfigError, match="max_length=1 has no room"):
+        tokenizer.encode_words(["a"], max_length=1)
+    with pytest.raises(TypeError, match="must be a str, not int"):
+        tokenizer.encode_words(["a", 3])
+
+
+def test_words_and_text_give_the_same_pieces():
+    tokenizer = WordPieceTokenizer.from_vocab(shared("data/vocab/bert-base-uncased-vocab.txt"))
+    for line in shared("data/text/google_sample_text.txt").read_text().splitlines():
+        words = line.split()
+        if all(tokenizer.tokenize(word) for word in words):
+            assert tokenizer.encode_words(words).input_ids == tokenizer.encode(line).input_ids
