@@ -22,6 +22,8 @@ _HOME = {
     "Encoding": "tokenization",
     "WarmupLinear": "optimization",
     "WordPieceTokenizer": "tokenization",
+    "FeatureExtractor": "features.extractor",
+    "ScalarMix": "features.scalar_mix",
     "fill_mask": "masked_prediction",
     "learn_vocabulary": "vocabulary",
     "load_pretrained": "checkpoints.loading",

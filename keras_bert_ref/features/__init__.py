@@ -1,0 +1,1 @@
+"""A frozen encoder as a source of features (paper, section 5.3)."""

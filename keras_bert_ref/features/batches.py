@@ -1,0 +1,39 @@
+"""Windows of all lengths as batches of few shapes, with little padding."""
+
+import numpy as np
+
+_LENGTH_STEP = 8  # lengths are rounded up to a multiple, so that shapes come again
+
+
+def batches(items, tokens_per_batch):
+    """Yields batches of the windows of items, each of similar lengths, the longest first.
+
+    Args:
+        items: a list of `Item`.
+        tokens_per_batch: the most pieces of a batch, padding included; a single window may have
+            more.
+
+    Yields:
+        The windows in a batch, a list of (index of its item, window), and the batch's arrays:
+        `input_ids`, `input_mask`, `segment_ids`, `text` (1 for owned pieces of the text) and
+        `special` (1 for owned [CLS] and [SEP]), all int32 [B, S].
+    """
+    windows = [(index, window) for index, item in enumerate(items) for window in item.windows]
+    windows.sort(key=lambda pair: -len(pair[1].places))
+    first = 0
+    while first < len(windows):
+        longest = len(windows[first][1].places)
+        length = -(-longest // _LENGTH_STEP) * _LENGTH_STEP
+        chosen = windows[first : first + max(1, tokens_per_batch // length)]
+        first += len(chosen)
+        names = ("input_ids", "input_mask", "segment_ids", "text", "special")
+        arrays = {name: np.zeros((len(chosen), length), np.int32) for name in names}
+        for row, (index, window) in enumerate(chosen):
+            item, end = items[index], len(window.places)
+            arrays["input_ids"][row, :end] = np.take(item.encoding.input_ids, window.places)
+            arrays["segment_ids"][row, :end] = np.take(item.encoding.segment_ids, window.places)
+            arrays["input_mask"][row, :end] = 1
+            special = item.special[window.places]
+            arrays["text"][row, :end] = window.owned & ~special
+            arrays["special"][row, :end] = window.owned & special
+        yield chosen, arrays

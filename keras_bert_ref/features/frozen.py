@@ -1,0 +1,101 @@
+"""The graph that computes features: an encoder's weights as constants, and no layer too many."""
+
+import numpy as np
+
+from keras_bert_ref._tensorflow import tf
+from keras_bert_ref.layers import AttentionBias
+
+# What a text is summed up to, for each layer: the state of [CLS]; the mean and the largest value
+# of each dimension, over all pieces or those of the text alone; the output of the pooler.
+STATISTICS = ("cls", "mean", "max", "text_mean", "text_max", "pooler")
+
+
+class FrozenEncoder:
+    """Computes hidden states, or sums them up, up to the highest layer that is asked for.
+
+    On CPU the weights become constants of the graph: oneDNN then arranges them for its kernels once
+    and not at every call. Later changes of the encoder's weights are not seen.
+
+    Args:
+        encoder: a `BertEncoder`.
+        layers: numbers of the layers wanted, 0 for the embeddings to L.
+    """
+
+    def __init__(self, encoder, layers):
+        self.encoder = encoder
+        self.layers = tuple(layers)
+        self._bias = AttentionBias(encoder.attention, name="bias", dtype=encoder.dtype_policy)
+        self._functions = {}
+
+    def states(self, arrays):
+        """Returns the hidden states of a batch, float32 [B, S, k, H] for k layers."""
+        (states,) = self._run("states", arrays)
+        return states
+
+    def statistics(self, arrays, wanted):
+        """Sums up each row of a batch.
+
+        Args:
+            arrays: see `batches`.
+            wanted: some of `STATISTICS`.
+
+        Returns:
+            A list of arrays in the order of `wanted`: float32 [B, k, H] for k layers ([B, H] of the
+            pooler). Means are sums still: windows are to be added up before they are divided.
+        """
+        return self._run(tuple(wanted), arrays)
+
+    def _run(self, wanted, arrays):
+        if wanted not in self._functions:
+            self._functions[wanted] = self._build(wanted)
+        inputs = [tf.constant(arrays[name]) for name in _INPUTS]
+        return [np.asarray(output) for output in self._functions[wanted](*inputs)]
+
+    def _build(self, wanted):
+        def compute(*inputs):
+            features = dict(zip(_INPUTS, inputs, strict=True))
+            states, top = self._forward(features, pooled="pooler" in wanted)
+            if wanted == "states":
+                return [tf.stack(states, axis=2)]
+            return [self._statistic(name, states, top, features) for name in wanted]
+
+        signature = [tf.TensorSpec([None, None], tf.int32, name=name) for name in _INPUTS]
+        function = tf.function(compute, input_signature=signature, autograph=False)
+        function = function.get_concrete_function()
+        if tf.config.list_logical_devices("GPU"):
+            return function
+        from tensorflow.python.framework import convert_to_constants
+
+        return convert_to_constants.convert_variables_to_constants_v2(
+            function, lower_control_flow=False
+        )
+
+    def _forward(self, features, pooled):
+        """Returns the wanted states, each [B, S, H], and the last one that was computed."""
+        encoder = self.encoder
+        blocks = encoder.blocks if pooled else encoder.blocks[: max(self.layers)]
+        shape = [*tf.unstack(tf.shape(features["input_ids"])), encoder.config.hidden_size]
+        x = encoder.embeddings(features["input_ids"], features["segment_ids"])  # [T, H]
+        bias = self._bias(features["input_mask"])
+        states = [tf.reshape(x, shape)]
+        for block in blocks:
+            x, _ = block(x, bias)
+            states.append(tf.reshape(x, shape))
+        return [states[layer] for layer in self.layers], states[-1]
+
+    def _statistic(self, name, states, top, features):
+        if name == "pooler":
+            return tf.cast(self.encoder.pooler(top[:, 0]), tf.float32)
+        if name == "cls":
+            return tf.stack([state[:, 0] for state in states], axis=1)
+        chosen = features["text"]
+        if not name.startswith("text"):
+            chosen += features["special"]
+        if name.endswith("mean"):
+            weights = tf.cast(chosen, tf.float32)[:, None]  # [B, 1, S]
+            return tf.concat([tf.matmul(weights, state) for state in states], axis=1)
+        hidden = tf.where(chosen == 0, -np.inf, 0.0)[:, :, None]  # [B, S, 1]
+        return tf.stack([tf.reduce_max(state + hidden, axis=1) for state in states], axis=1)
+
+
+_INPUTS = ("input_ids", "input_mask", "segment_ids", "text", "special")
