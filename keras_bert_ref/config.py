@@ -23,7 +23,9 @@ _SIZES = {
 _ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_tanh": "gelu_tanh",
+    "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
     "tanh": "tanh",
@@ -69,10 +71,13 @@ class BertConfig:
             if field.type is int:
                 if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                     raise ConfigError(f"{field.name} must be a whole number above 0, not {value!r}")
-            elif field.type is float and (
-                isinstance(value, bool) or not isinstance(value, int | float)
-            ):
-                raise ConfigError(f"{field.name} must be a number, not {value!r}")
+            elif field.type is float:
+                try:
+                    if isinstance(value, bool) or not isinstance(value, int | float):
+                        raise ValueError
+                    float(value)
+                except (ValueError, OverflowError):
+                    raise ConfigError(f"{field.name} must be a number, not {value!r}") from None
         if self.hidden_size % self.num_attention_heads:
             raise ConfigError(
                 f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
@@ -149,10 +154,14 @@ class BertConfig:
                 of range, or missing (`vocab_size`, without which no model can be built).
         """
         try:
+            if Path(path).exists() and not Path(path).is_file():
+                raise ConfigError(f"{path} cannot be read: it is no file")
             settings = json.loads(Path(path).read_text(encoding="utf-8"))
+        except ConfigError:
+            raise
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path} is not JSON: {error}") from None
         if not isinstance(settings, dict) or "vocab_size" not in settings:
             raise ConfigError(f"{path} is not a BERT configuration: it has no vocab_size")

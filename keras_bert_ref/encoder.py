@@ -65,6 +65,11 @@ class BertEncoder(Pretrained, keras.Model):
                 f"attention {attention!r} is unknown: choose {' or '.join(ATTENTION_KINDS)}"
             )
         dtype = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
+        if dtype.variable_dtype != "float32":
+            raise ConfigError(
+                f"dtype {dtype.name!r} would keep the weights in {dtype.variable_dtype}: choose "
+                "float32, mixed_bfloat16 or mixed_float16"
+            )
         inputs = {
             key: keras.Input((None,), dtype="int32", name=key)
             for key in ("input_ids", "input_mask", "segment_ids")

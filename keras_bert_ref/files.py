@@ -23,9 +23,15 @@ def writing(place):
 def opening(place):
     """Turns what the system says while reading a checkpoint's file into a `CheckpointError`."""
     try:
+        if not os.path.isfile(place) and os.path.exists(place):
+            raise CheckpointError(f"{place} is no file")  # a pipe would be waited for
         yield
     except OSError as error:
         raise CheckpointError(f"{place} cannot be read: {error.strerror or error}") from None
+    except (ValueError, OverflowError) as error:  # a name that no file can have
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{place!r} cannot be read: {first_line(error)}") from None
 
 
 def read_json(path):

@@ -134,8 +134,10 @@ class BertPretrainer(TaskModel):
             CheckpointError: it has no head for masked language modeling.
         """
         if not checkpoint.has("masked_lm"):
+            fault = checkpoint.faults.get("masked_lm")
             raise CheckpointError(
-                f"{checkpoint.where} has no head for masked language modeling: "
+                fault
+                or f"{checkpoint.where} has no head for masked language modeling: "
                 "BertEncoder.from_pretrained reads its encoder, and BertPretrainer(encoder) puts a "
                 "new head on it"
             )
@@ -410,6 +412,10 @@ def _class_names(labels):
     names = tuple(labels) if listed else ()
     if len(names) < 2 or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"labels must be a list of at least two names, not {labels!r}")
+    try:
+        "".join(names).encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        raise ConfigError(f"labels cannot be written as UTF-8: {labels!r}") from None
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ConfigError(f"labels must differ from each other, but {twice!r} comes twice")

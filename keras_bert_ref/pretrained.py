@@ -1,6 +1,11 @@
 """Models that load from any published BERT checkpoint, and are saved as one."""
 
 
+def encoder_of(model):
+    """Returns the encoder of a task model, or the encoder that is given."""
+    return getattr(model, "encoder", model)
+
+
 class Pretrained:
     """Loading and saving, for encoders and task models.
 
@@ -26,7 +31,8 @@ class Pretrained:
             strict: whether anything that `load_report` would mention besides what was read is an
                 error.
             **options: keyword arguments of this class, such as `dtype`; they go before what the
-                checkpoint says.
+                checkpoint says. Other `labels` than those that its head has names for make a new
+                head; a head without names takes them.
 
         Returns:
             The model; its `tokenizer` and `load_report` are set.

@@ -50,8 +50,11 @@ def stored_labels(checkpoint, head):
         ConfigError: it has no such head.
     """
     if not checkpoint.has(head):
+        fault = (
+            f" that can be read ({checkpoint.faults[head]})" if head in checkpoint.faults else ""
+        )
         raise ConfigError(
-            f"{checkpoint.where} has no {head}: name the labels of a new one with labels=[…]"
+            f"{checkpoint.where} has no {head}{fault}: name the labels of a new one with labels=[…]"
         )
     return checkpoint.labels
 

@@ -35,6 +35,8 @@ def read_vocabulary(path):
         VocabularyError: the file cannot be read, is not UTF-8, or `check_vocabulary` refuses it.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise VocabularyError(f"{path} is no file")
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -50,8 +52,8 @@ def read_vocabulary(path):
     if text.startswith("\ufeff"):
         raise VocabularyError(f"{path}, line 1: a byte order mark; save the file without it")
     pieces = text.removesuffix("\n").split("\n") if text else []
-    if all(piece.endswith("\r") for piece in pieces):
-        pieces = [piece[:-1] for piece in pieces]
+    if all(piece.endswith("\r") for piece in pieces[:-1]) and "\r" in text:
+        pieces = [piece.removesuffix("\r") for piece in pieces]
     check_vocabulary(pieces, path)
     return tuple(pieces)
 

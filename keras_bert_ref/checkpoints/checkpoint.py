@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_bert_ref.checkpoints.names import PARTS, names
+from keras_bert_ref.checkpoints.names import names
 from keras_bert_ref.config import BertConfig
 from keras_bert_ref.errors import CheckpointError
 from keras_bert_ref.tokenization import WordPieceTokenizer
@@ -64,7 +64,8 @@ class Stored:
         """Returns the value, float32, in the variable's shape."""
         value = self.tensors.read(self.name)
         value = value.T if self.transposed else value.reshape(self.shape)
-        return value.astype(np.float32, copy=False)
+        with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite, and is told
+            return value.astype(np.float32, copy=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,7 @@ class Checkpoint:
         config: the encoder's configuration.
         weights: variable path → `Stored`.
         ignored: names of tensors that no variable of ours answers to.
+        faults: head → what is wrong with it; its tensors are ignored.
         tokenizer: what its text was tokenized with; None where no vocabulary came along.
         attention: "bidirectional" or "left_to_right".
         labels: names of the labels of a classifier or tagger; None for a regression.
@@ -88,6 +90,7 @@ class Checkpoint:
     config: BertConfig
     weights: Mapping[str, Stored]
     ignored: tuple[str, ...] = ()
+    faults: Mapping[str, str] = dataclasses.field(default_factory=dict)
     tokenizer: WordPieceTokenizer | None = None
     attention: str = "bidirectional"
     labels: tuple[str, ...] | None = None
@@ -126,30 +129,49 @@ def placeholder_labels(count):
     return tuple(f"LABEL_{n}" for n in range(count)) if count > 1 else None
 
 
-def check_layers(config, tensors):
-    """Raises CheckpointError if a file has fewer tensors than its configuration has layers."""
+def gather(where, config, tensors, parts, find, spelling, bookkeeping=lambda name: False):
+    """Finds the variables of a checkpoint's parts among its tensors.
+
+    A head with a fault is left out, so that the encoder can still be used.
+
+    Args:
+        where: the checkpoint.
+        config: its `BertConfig`.
+        tensors: its open file.
+        parts: part of `names.PARTS` → its number of labels.
+        find: `Name` → `Stored`, or None where the variable has no tensor.
+        spelling: the attribute of `Name` that tensors are called by.
+        bookkeeping: tells by its name whether a tensor is no weight.
+
+    Returns:
+        The fields `weights`, `ignored` and `faults` of a `Checkpoint`, as a dict.
+
+    Raises:
+        CheckpointError: the encoder is not whole.
+    """
     if config.num_hidden_layers > len(tensors.shapes):
         raise CheckpointError(
             f"{tensors.path} holds {len(tensors.shapes)} tensors, the configuration asks for "
             f"{config.num_hidden_layers} layers: they do not belong together"
         )
-
-
-def check_whole(where, config, weights, spelling):
-    """Raises CheckpointError unless all of the encoder is there, and all or nothing of each head.
-
-    Args:
-        where: the checkpoint.
-        config: its `BertConfig`.
-        weights: what was found, by variable path.
-        spelling: the attribute of `Name` that its tensors are called by.
-    """
-    for part in PARTS:
-        wanted = names(config, part)
-        missing = [getattr(name, spelling) for name in wanted if name.own not in weights]
-        if missing and (part == "encoder" or len(missing) < len(wanted)):
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise CheckpointError(
-                f"{where} lacks the tensor {missing[0]}{more}: it is not the BERT that its "
-                "configuration describes"
-            )
+    weights, faults = {}, {}
+    for part, labels in parts.items():
+        wanted = names(config, part, labels)
+        try:
+            found = {name.own: stored for name in wanted if (stored := find(name)) is not None}
+            missing = [getattr(name, spelling) for name in wanted if name.own not in found]
+            if missing and (found or part == "encoder"):
+                more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+                raise CheckpointError(
+                    f"{where} lacks the tensor {missing[0]}{more}: it is not the BERT that its "
+                    "configuration describes"
+                )
+        except CheckpointError as error:
+            if part == "encoder":
+                raise
+            faults[part] = str(error)
+        else:
+            weights |= found
+    used = {stored.name for stored in weights.values()}
+    ignored = (name for name in tensors.shapes if name not in used and not bookkeeping(name))
+    return {"weights": weights, "ignored": tuple(ignored), "faults": faults}

@@ -8,16 +8,17 @@ from keras_bert_ref.checkpoints import model_garden
 from keras_bert_ref.checkpoints.checkpoint import (
     Checkpoint,
     Stored,
-    check_layers,
-    check_whole,
+    gather,
     placeholder_labels,
 )
-from keras_bert_ref.checkpoints.names import names, variables_by_name
+from keras_bert_ref.checkpoints.names import variables_by_name
 from keras_bert_ref.checkpoints.own import DESCRIPTION, Description
 from keras_bert_ref.checkpoints.tensor_bundle import TensorBundle, bundles, latest
 from keras_bert_ref.checkpoints.tokenizer_files import find_tokenizer
 from keras_bert_ref.config import BertConfig
-from keras_bert_ref.errors import CheckpointError
+from keras_bert_ref.errors import CheckpointError, OutputError
+from keras_bert_ref.files import first_line
+from keras_bert_ref.pretrained import encoder_of
 
 PREFIX = "bert_model.ckpt"
 _CONFIG = "bert_config.json"
@@ -53,65 +54,50 @@ def open_google(prefix, head=None):
     if not (folder / _CONFIG).is_file():
         raise CheckpointError(f"{folder} has no {_CONFIG}: the checkpoint came with one")
     config = BertConfig.from_json(folder / _CONFIG)
-    check_layers(config, bundle)
     if model_garden.recognise(bundle.shapes):
-        config = model_garden.as_computed(config)
-        located = model_garden.locate(bundle.shapes, config)
-        weights = {
-            path: Stored(bundle, name, shape, stored_shape)
-            for path, (name, stored_shape, shape) in located.items()
-        }
-        check_whole(prefix, config, weights, "own")
-        used = {stored.name for stored in weights.values()}
-        return Checkpoint(
-            where=prefix,
-            format="Model Garden TF2",
-            config=config,
-            weights=weights,
-            ignored=tuple(
-                name
-                for name in bundle.shapes
-                if name not in used and not model_garden.bookkeeping(name)
-            ),
-            tokenizer=find_tokenizer(folder),
-        )
+        return _open_model_garden(prefix, bundle, model_garden.as_computed(config))
 
-    described = (folder / DESCRIPTION).is_file()
-    if described:
+    told = {}
+    if (folder / DESCRIPTION).is_file():
         description = Description.read(folder)
         head, told = description.head or head, description.options(folder)
-    labels = next(iter(bundle.shapes.get("output_weights", ())), 0)
-    wanted = [name for part in _parts(bundle.shapes, head) for name in names(config, part, labels)]
-    weights = {
-        name.own: Stored(
-            bundle,
-            name.tf1,
-            name.shape,
-            name.shape[::-1] if name.tf1_transposed else name.shape,
-            name.tf1_transposed,
-        )
-        for name in wanted
-        if name.tf1 in bundle.shapes
-    }
-    check_whole(prefix, config, weights, "tf1")
-    used = {stored.name for stored in weights.values()}
-    if not described:
-        told = {"labels": placeholder_labels(labels), "tokenizer": find_tokenizer(folder)}
+    outputs = next(iter(bundle.shapes.get("output_weights", ())), 0)
+    parts = dict.fromkeys(("encoder", "pooler", "masked_lm", "next_sentence", "span"), 1)
+    if outputs:
+        parts[head if head in ("choice", "tagger") else "classifier"] = outputs
+
+    def find(name):
+        if name.tf1 not in bundle.shapes:
+            return None
+        stored_shape = name.shape[::-1] if name.tf1_transposed else name.shape
+        return Stored(bundle, name.tf1, name.shape, stored_shape, name.tf1_transposed)
+
     return Checkpoint(
         where=prefix,
         format="Google TF1",
         config=config,
-        weights=weights,
-        ignored=tuple(n for n in bundle.shapes if n not in used and not _BOOKKEEPING.search(n)),
-        **told,
+        **gather(prefix, config, bundle, parts, find, "tf1", _BOOKKEEPING.search),
+        **(told or {"labels": placeholder_labels(outputs), "tokenizer": find_tokenizer(folder)}),
     )
 
 
-def _parts(shapes, head):
-    parts = ["encoder", "pooler", "masked_lm", "next_sentence", "span"]
-    if "output_weights" in shapes:
-        parts.append(head if head in ("classifier", "choice", "tagger") else "classifier")
-    return parts
+def _open_model_garden(prefix, bundle, config):
+    located = model_garden.locate(bundle.shapes, config)
+
+    def find(name):
+        if name.own not in located:
+            return None
+        tensor, stored_shape, shape = located[name.own]
+        return Stored(bundle, tensor, shape, stored_shape)
+
+    parts = dict.fromkeys(("encoder", "pooler", "masked_lm", "next_sentence"), 1)
+    return Checkpoint(
+        where=prefix,
+        format="Model Garden TF2",
+        config=config,
+        tokenizer=find_tokenizer(prefix.parent),
+        **gather(prefix, config, bundle, parts, find, "own", model_garden.bookkeeping),
+    )
 
 
 def write_google(model, folder):
@@ -122,17 +108,19 @@ def write_google(model, folder):
     """
     from keras_bert_ref._tensorflow import tf
 
-    config = getattr(model, "encoder", model).config
     tensors = {}
     for name, variable in variables_by_name(model):
         value = tf.convert_to_tensor(variable.value)
         tensors[name.tf1] = tf.transpose(value) if name.tf1_transposed else value
     ordered = sorted(tensors)
-    tf.raw_ops.SaveV2(
-        prefix=os.fspath(Path(folder) / PREFIX),
-        tensor_names=ordered,
-        shape_and_slices=[""] * len(ordered),
-        tensors=[tensors[name] for name in ordered],
-    )
-    config.to_json(Path(folder) / _CONFIG)
+    try:
+        tf.raw_ops.SaveV2(
+            prefix=os.fspath(Path(folder) / PREFIX),
+            tensor_names=ordered,
+            shape_and_slices=[""] * len(ordered),
+            tensors=[tensors[name] for name in ordered],
+        )
+    except tf.errors.OpError as error:
+        raise OutputError(f"{folder} cannot be written: {first_line(error.message)}") from None
+    encoder_of(model).config.to_json(Path(folder) / _CONFIG)
     Description.of(model).write(folder)

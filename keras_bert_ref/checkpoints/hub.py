@@ -4,15 +4,27 @@ import contextlib
 import re
 from pathlib import Path
 
-from keras_bert_ref.errors import CheckpointError, ConfigError
+from keras_bert_ref.errors import CheckpointError, CheckpointWarning, ConfigError
 from keras_bert_ref.files import first_line
 
-SCHEME = "hf://"
 _ADDRESS = re.compile(r"hf://(\w[\w.-]*/)?(\w[\w.-]*)(@\w[\w./-]*)?")
 # What describes a checkpoint, and its weights in the formats that are read, the best first. Of a
 # repository that has several, only the first is fetched.
-_DESCRIPTIONS = ("*.json", "vocab.txt", "assets/tokenizer/*", "checkpoint")
-_WEIGHTS = (("model*.safetensors",), ("model.weights.h5",), ("*.ckpt*.index", "*.ckpt*.data-*"))
+_DESCRIPTIONS = (
+    *("config.json", "bert_config.json", "keras_bert_ref.json", "model.safetensors.index.json"),
+    *("tokenizer_config.json", "tokenizer.json", "added_tokens.json", "vocab.txt"),
+    *("assets/tokenizer/vocabulary.txt", "checkpoint"),
+)
+_WEIGHTS = (
+    ("model.safetensors", "model-*-of-*.safetensors"),
+    ("model.weights.h5",),
+    ("*.index", "*.data-*-of-*"),
+)
+
+
+def is_address(where):
+    """Returns whether `where` is meant as an address on the Hub."""
+    return str(where).startswith(("hf://", "hf:/"))  # a Path has lost a slash
 
 
 def fetch(address):
@@ -25,6 +37,7 @@ def fetch(address):
         ConfigError: the address is not one, or `huggingface_hub` is not installed.
         CheckpointError: it cannot be fetched, or holds no weights that are read.
     """
+    address = re.sub("^hf:/+", "hf://", str(address))
     if not (parts := _ADDRESS.fullmatch(address)):
         raise ConfigError(f"{address} is not an address: it must be hf://owner/name[@revision]")
     try:
@@ -71,7 +84,7 @@ def _matching(files, patterns):
 def _cached(huggingface_hub, repository, revision, address, error):
     """Returns what an earlier call fetched, for those who are offline."""
     for weights in _WEIGHTS:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(OSError, ValueError):
             folder = huggingface_hub.snapshot_download(
                 repository,
                 revision=revision,
@@ -79,5 +92,6 @@ def _cached(huggingface_hub, repository, revision, address, error):
                 local_files_only=True,
             )
             if _matching([path.name for path in Path(folder).iterdir()], weights):
+                CheckpointWarning.issue(f"{address} is taken from the cache: {first_line(error)}")
                 return Path(folder)
     raise CheckpointError(f"{address} cannot be fetched: {first_line(error)}") from error

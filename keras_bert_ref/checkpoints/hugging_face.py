@@ -6,17 +6,17 @@ from pathlib import Path
 from keras_bert_ref.checkpoints.checkpoint import (
     Checkpoint,
     Stored,
-    check_layers,
-    check_whole,
+    gather,
     placeholder_labels,
 )
-from keras_bert_ref.checkpoints.names import names, variables_by_name
+from keras_bert_ref.checkpoints.names import variables_by_name
 from keras_bert_ref.checkpoints.own import Description
 from keras_bert_ref.checkpoints.safetensors_file import SafetensorsFile, write_safetensors
 from keras_bert_ref.checkpoints.tokenizer_files import find_tokenizer
 from keras_bert_ref.config import BertConfig
-from keras_bert_ref.errors import CheckpointError
+from keras_bert_ref.errors import CheckpointError, CheckpointWarning
 from keras_bert_ref.files import read_json, replace_text
+from keras_bert_ref.pretrained import encoder_of
 
 CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
@@ -83,38 +83,37 @@ def open_hugging_face(folder, head=None):
     settings = read_json(folder / CONFIG)
     config = _bert_config(settings, folder / CONFIG)
     tensors = SafetensorsFile(weights_file(folder))
-    check_layers(config, tensors)
-    stored = {_with_prefix(name): name for name in tensors.shapes}
-    architecture = (settings.get("architectures") or [None])[0]
-    head = _HEADS.get(architecture, head)
-    labels = _labels(settings)
+    stored = {}
+    for name in tensors.shapes:
+        if stored.setdefault(_with_prefix(name), name) != name:
+            raise CheckpointError(
+                f"{tensors.path} holds both {_with_prefix(name)} and {name.removeprefix('bert.')}: "
+                "it is two models in one"
+            )
+    labels = _labels(settings, tensors.shapes, folder / CONFIG)
 
-    weights, used = {}, set()
-    for part in _parts(stored, head, settings):
-        for name in names(config, part, len(labels) if labels else 1):
-            found = next((n for n in _spellings(name.hf) if n in stored), None)
-            if found is not None:
-                used.add(found)
-                weights[name.own] = Stored(
-                    tensors,
-                    stored[found],
-                    name.shape,
-                    name.shape[::-1] if name.hf_transposed else name.shape,
-                    name.hf_transposed,
-                )
-    check_whole(folder, config, weights, "hf")
-    _check_tied(tensors, stored, weights, folder)
-    dropout = settings.get("classifier_dropout")
+    def find(name):
+        found = next((n for n in _spellings(name.hf) if n in stored), None)
+        if found is None:
+            return None
+        if name.own == "masked_lm/output_bias":
+            _check_tied(tensors, stored, folder)
+        stored_shape = name.shape[::-1] if name.hf_transposed else name.shape
+        return Stored(tensors, stored[found], name.shape, stored_shape, name.hf_transposed)
+
+    parts = dict.fromkeys(("encoder", "pooler", "masked_lm", "next_sentence", "span"), 1)
+    if head := _classifying_head(settings, stored, labels, head):
+        parts[head] = len(labels) if labels else 1
+    copies = {stored[name] for name in _COPIES if name in stored}
     return Checkpoint(
         where=folder,
         format="Hugging Face",
         config=config,
-        weights=weights,
-        ignored=tuple(stored[n] for n in stored if n not in used and n not in _COPIES),
         tokenizer=find_tokenizer(folder),
         attention="left_to_right" if settings.get("is_decoder") else "bidirectional",
         labels=labels,
-        dropout=config.hidden_dropout_prob if dropout is None else float(dropout),
+        dropout=_dropout(settings, config, folder / CONFIG),
+        **gather(folder, config, tensors, parts, find, "hf", copies.__contains__),
     )
 
 
@@ -123,14 +122,27 @@ def _bert_config(settings, path):
     if kind != "bert":
         raise CheckpointError(f"{path} describes a model of the type {kind!r}, not a BERT")
     for name, value in _FIXED.items():
-        if settings.get(name, value) != value:
+        if settings.get(name) not in (None, value):
             raise CheckpointError(
                 f"{path} sets {name} to {settings[name]!r}: the BERT of the paper has {value!r}"
             )
+    if settings.get("is_decoder", False) not in (None, False, True):
+        raise CheckpointError(
+            f"{path}: is_decoder is {settings['is_decoder']!r}, not true or false"
+        )
     if "vocab_size" not in settings:
         raise CheckpointError(f"{path} is not a BERT configuration: it has no vocab_size")
     known = BertConfig.__dataclass_fields__
     return BertConfig.from_dict({k: v for k, v in settings.items() if k in known}, where=str(path))
+
+
+def _dropout(settings, config, path):
+    rate = settings.get("classifier_dropout")
+    if rate is None:
+        return config.hidden_dropout_prob
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
+        raise CheckpointError(f"{path}: classifier_dropout is {rate!r}, not a number in [0, 1)")
+    return float(rate)
 
 
 def _with_prefix(name):
@@ -150,57 +162,84 @@ def _spellings(name):
         yield "cls.predictions.decoder.bias"
 
 
-def _parts(stored, head, settings):
-    parts = ["encoder", "pooler", "masked_lm", "next_sentence", "span"]
-    # A head of independent yes-or-no labels is none of ours: it stays unread, and is reported.
-    several = settings.get("problem_type") == "multi_label_classification"
-    if "classifier.weight" in stored and not several:
-        parts.append(head if head in _HEADS.values() else "classifier")
-    return parts
+def _classifying_head(settings, stored, labels, head):
+    """Returns which of our heads the tensors `classifier.*` are, or None."""
+    if "classifier.weight" not in stored:
+        return None
+    # Several yes-or-no labels, or several numbers, are none of ours: such a head stays unread.
+    kind = settings.get("problem_type")
+    if kind == "multi_label_classification" or (kind == "regression" and labels):
+        return None
+    architectures = settings.get("architectures")
+    if isinstance(architectures, list):
+        for name in architectures:
+            if isinstance(name, str) and name in _HEADS:
+                return _HEADS[name]
+    if head in _HEADS.values():
+        return head
+    return "classifier" if "bert.pooler.dense.weight" in stored else "tagger"
 
 
-def _labels(settings):
+def _labels(settings, shapes, path):
     """Returns the names of the labels in the order of their ids; None for a regression."""
-    names_by_id = settings.get("id2label")
-    if names_by_id is None:
-        return placeholder_labels(int(settings.get("num_labels", 2)))
+    rows = next(iter(shapes.get("classifier.weight", ())), 2)
+    labels = settings.get("id2label")
+    if labels is None:
+        return placeholder_labels(rows)
     try:
-        labels = {int(n): str(label) for n, label in names_by_id.items()}
-        if sorted(labels) != list(range(len(labels))):
+        by_id = {int(n): str(label) for n, label in labels.items()}
+        if sorted(by_id) != list(range(len(by_id))):
             raise ValueError
-    except (AttributeError, ValueError):
-        raise CheckpointError(f"id2label is {names_by_id!r}, not a label for 0, 1, …") from None
-    return tuple(labels[n] for n in range(len(labels))) if len(labels) > 1 else None
-
-
-def _check_tied(tensors, stored, weights, folder):
-    """Makes sure that a decoder stored beside the word embeddings is the same matrix."""
-    decoder = stored.get("cls.predictions.decoder.weight")
-    if decoder is None or "masked_lm/output_bias" not in weights:
-        return
-    table = weights["embeddings/word_embeddings"]
-    same = tensors.shapes[decoder] == table.stored_shape and (
-        tensors.read(decoder).tobytes() == tensors.read(table.name).tobytes()
-    )
-    if not same:
-        raise CheckpointError(
-            f"{folder}: {decoder} differs from the word embeddings; BERT's decoder is tied to them"
+    except (AttributeError, ValueError, TypeError):
+        raise CheckpointError(f"{path}: id2label is {labels!r}, not a label for 0, 1, …") from None
+    found = tuple(by_id[n] for n in range(len(by_id)))
+    if len(set(found)) < len(found):
+        CheckpointWarning.issue(
+            f"{path} gives two labels one name: they are called LABEL_0, LABEL_1, … instead"
         )
+        return placeholder_labels(len(found))
+    return found if len(found) > 1 else None
+
+
+def _check_tied(tensors, stored, folder):
+    """Makes sure that what is stored twice is the same."""
+    for one, other, what in (
+        (
+            "cls.predictions.decoder.weight",
+            "bert.embeddings.word_embeddings.weight",
+            "the word embeddings; BERT's decoder is tied to them",
+        ),
+        ("cls.predictions.decoder.bias", "cls.predictions.bias", "cls.predictions.bias"),
+    ):
+        if one in stored and other in stored:
+            one, other = stored[one], stored[other]
+            same = tensors.shapes[one] == tensors.shapes[other] and (
+                tensors.read(one).tobytes() == tensors.read(other).tobytes()
+            )
+            if not same:
+                raise CheckpointError(f"{folder}: {one} differs from {what}")
 
 
 def write_hugging_face(model, folder):
     """Writes `config.json` and `model.safetensors` to a folder as transformers expects them.
 
-    A pooler that the architecture has no place for (as in BertForQuestionAnswering) stays behind.
+    A pooler that the architecture has no place for (as in BertForQuestionAnswering) stays behind,
+    with a warning.
     """
     folder = Path(folder)
     description = Description.of(model)
     architecture = _architecture(model, description)
-    pairs = [
-        (name, variable)
-        for name, variable in variables_by_name(model)
-        if architecture in _POOLED or not name.own.startswith("pooler/")
-    ]
+    pairs = variables_by_name(model)
+    if architecture not in _POOLED and encoder_of(model).pooler is not None:
+        pairs = [pair for pair in pairs if not pair[0].own.startswith("pooler/")]
+        CheckpointWarning.issue(
+            f"transformers' {architecture} has no pooler: this model's, which it does not use, is "
+            "not written"
+        )
+    elif architecture in _POOLED and encoder_of(model).pooler is None:
+        CheckpointWarning.issue(
+            f"this model has no pooler: transformers' {architecture} will start one afresh"
+        )
     prefix = "bert." if architecture == "BertModel" else ""  # a bare encoder goes without
 
     def value(name, variable):
@@ -230,7 +269,7 @@ def _architecture(model, description):
 
 
 def _settings(model, architecture, description):
-    config = getattr(model, "encoder", model).config.to_dict()
+    config = encoder_of(model).config.to_dict()
     if config["hidden_act"] == "gelu_tanh":
         config["hidden_act"] = "gelu_pytorch_tanh"
     settings = {

@@ -8,7 +8,7 @@ than the encoder, which no BERT of the paper does.
 
 from pathlib import Path
 
-from keras_bert_ref.checkpoints.checkpoint import Checkpoint, Stored, check_layers, check_whole
+from keras_bert_ref.checkpoints.checkpoint import Checkpoint, Stored, gather
 from keras_bert_ref.checkpoints.hdf5_file import Hdf5File
 from keras_bert_ref.checkpoints.model_garden import divided_by_heads
 from keras_bert_ref.checkpoints.names import names
@@ -58,25 +58,23 @@ def open_keras_hub(folder):
     folder = Path(folder)
     config = BertConfig.from_dict(read_settings(read_json(folder / CONFIG)), where=str(folder))
     tensors = Hdf5File(folder / WEIGHTS)
-    check_layers(config, tensors)
-    weights = {
-        path: Stored(tensors, dataset, shape, stored_shape)
-        for path, (dataset, stored_shape, shape) in locate(tensors.shapes, config).items()
-    }
-    check_whole(folder, config, weights, "own")
-    used = {stored.name for stored in weights.values()}
-    ignored = [dataset for dataset in tensors.shapes if dataset not in used]
+    located = locate(tensors.shapes, config)
+
+    def find(name):
+        if name.own not in located:
+            return None
+        dataset, stored_shape, shape = located[name.own]
+        return Stored(tensors, dataset, shape, stored_shape)
+
+    contents = gather(folder, config, tensors, dict.fromkeys(_PARTS, 1), find, "own")
+    if (folder / _HEAD).is_file():
+        contents["ignored"] += (_HEAD,)
     tokenizer = None
     if (folder / VOCABULARY).is_file():
         casing = read_casing(read_json(folder / _TOKENIZER))
         tokenizer = WordPieceTokenizer.from_vocab(folder / VOCABULARY, *casing)
     return Checkpoint(
-        where=folder,
-        format="keras-hub",
-        config=config,
-        weights=weights,
-        ignored=(*ignored, *([_HEAD] if (folder / _HEAD).is_file() else [])),
-        tokenizer=tokenizer,
+        where=folder, format="keras-hub", config=config, tokenizer=tokenizer, **contents
     )
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from keras_bert_ref import layers, models
+from keras_bert_ref.checkpoints.names import pair_variables
 from keras_bert_ref.checkpoints.opening import open_checkpoint
 from keras_bert_ref.encoder import BertEncoder
 from keras_bert_ref.errors import CheckpointError, CheckpointWarning
@@ -20,7 +21,7 @@ class LoadReport:
         loaded: paths of the variables that were read.
         initialized: paths of the variables it has no values for, which start afresh.
         ignored: names of its tensors that the model has no place for.
-        absent: what BERT has and the checkpoint, and so the model, has not: "pooler".
+        absent: what BERT has and the checkpoint, and so this encoder, has not: "pooler".
     """
 
     where: str
@@ -51,7 +52,7 @@ def load_pretrained(where, *, strict=False, **options):
     """Loads the model that a checkpoint holds, of the class that has all its heads.
 
     ```python
-    model = load_pretrained("bert-base-uncased")
+    model = load_pretrained("hf://google-bert/bert-base-uncased")
     model.tokenizer.encode("A sentence.")
     print(model.load_report)
     ```
@@ -65,7 +66,9 @@ def load_pretrained(where, *, strict=False, **options):
         CheckpointError, ConfigError, VocabularyError: see `open_checkpoint`.
     """
     checkpoint = open_checkpoint(where)
-    kinds = {"BertEncoder": BertEncoder, **vars(models)}
+    for fault in checkpoint.faults.values():
+        raise CheckpointError(fault)
+    kinds = vars(models) | {"BertEncoder": BertEncoder}
     return load(kinds[checkpoint.model], checkpoint, strict, options)
 
 
@@ -73,23 +76,20 @@ def load(model_class, checkpoint, strict, options):
     """Returns a `model_class` with the weights and the tokenizer of an open checkpoint."""
     with layers.blank_weights():
         model = model_class.from_checkpoint(checkpoint, **options)
-    weights = dict(checkpoint.weights)
-    if checkpoint.named_labels and getattr(model, "labels", None) not in (None, checkpoint.labels):
-        # As many labels, perhaps, but others: the head is for something else.
-        weights = {p: s for p, s in weights.items() if not p.startswith(f"{model.head}/")}
+    weights, dropped = _for_labels_of(model, checkpoint)
     loaded, initialized, not_finite = [], [], []
-    for variable in model.weights:
-        stored = weights.get(variable.path)
+    pairs, _ = pair_variables(model)  # others are a subclass's own, and start as it says
+    for name, variable in pairs:
+        stored = weights.get(name.own)
         if stored is not None and stored.shape == tuple(variable.shape):
             value = stored.read()
-            # The sum tells quickly: it is only finite if all values are.
-            if not np.isfinite(value.sum()) and not np.isfinite(value).all():
+            if not _finite(value):
                 not_finite.append(stored.name)
             variable.assign(value)
-            loaded.append(variable.path)
+            loaded.append(name.own)
         else:
             variable.assign(layers.fresh_value(variable, checkpoint.config))
-            initialized.append(variable.path)
+            initialized.append(name.own)
     used = {weights[path].name for path in loaded}
     report = LoadReport(
         where=str(checkpoint.where),
@@ -100,14 +100,15 @@ def load(model_class, checkpoint, strict, options):
             *(s.name for s in checkpoint.weights.values() if s.name not in used),
             *checkpoint.ignored,
         ),
-        absent=() if checkpoint.has("pooler") else ("pooler",),
+        absent=_absent(model, checkpoint, options),
     )
     if strict and not report.complete:
         raise CheckpointError(f"not a complete match, which strict asks for: {report}")
     if initialized:
         CheckpointWarning.issue(
-            f"{checkpoint.where} has no values for {', '.join(initialized)}: they start afresh, "
-            "and mean nothing before the model is trained"
+            f"{checkpoint.where} has no values for {', '.join(initialized)}"
+            + (f" (its own are for the labels {', '.join(dropped)})" if dropped else "")
+            + ": they start afresh, and mean nothing before the model is trained"
         )
     if not_finite:
         CheckpointWarning.issue(
@@ -116,3 +117,25 @@ def load(model_class, checkpoint, strict, options):
         )
     model.tokenizer, model.load_report = checkpoint.tokenizer, report
     return model
+
+
+def _for_labels_of(model, checkpoint):
+    """Returns the stored weights that a model can use, and the labels of a head it cannot."""
+    labels = getattr(model, "labels", None)
+    if not checkpoint.named_labels or labels in (None, checkpoint.labels):
+        return checkpoint.weights, ()
+    # As many labels, perhaps, but others: the head is for something else.
+    kept = {p: s for p, s in checkpoint.weights.items() if not p.startswith(f"{model.head}/")}
+    return kept, checkpoint.labels if len(kept) < len(checkpoint.weights) else ()
+
+
+def _absent(model, checkpoint, options):
+    if model.head is None and "pooler" not in options and not checkpoint.has("pooler"):
+        return ("pooler",)
+    return ()
+
+
+def _finite(value):
+    # The sum tells quickly: it is only finite if all values are.
+    with np.errstate(all="ignore"):
+        return np.isfinite(value.sum()) or np.isfinite(value).all()

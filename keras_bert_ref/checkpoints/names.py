@@ -7,6 +7,7 @@ array; the order is that of the forward pass.
 import dataclasses
 
 from keras_bert_ref.errors import ConfigError
+from keras_bert_ref.pretrained import encoder_of
 
 # Parts that a checkpoint may have, and beside each module: its kind, its sizes and its name here,
 # in a TF1 checkpoint (Devlin et al.'s release), and in a Hugging Face file. In sizes, H is hidden,
@@ -155,13 +156,23 @@ def variables_by_name(model):
     Raises:
         ConfigError: the model has weights of another kind.
     """
-    config = getattr(model, "encoder", model).config
-    weights = {variable.path: variable for variable in model.weights}
-    pairs = []
-    for part in PARTS:
-        for name in names(config, part, len(getattr(model, "labels", None) or "1")):
-            if name.own in weights:
-                pairs.append((name, weights.pop(name.own)))
-    if weights:
-        raise ConfigError(f"no checkpoint has a name for the weight {next(iter(weights))}")
+    pairs, others = pair_variables(model)
+    if others:
+        raise ConfigError(f"no checkpoint has a name for the weight {others[0].path}")
     return pairs
+
+
+def pair_variables(model):
+    """Returns the pairs of `variables_by_name`, and a list of the weights of another kind."""
+    encoder = encoder_of(model)
+    # A model that was built within another layer has that one's name before its own.
+    scope = encoder.embeddings.word_embeddings.path.removesuffix("embeddings/word_embeddings")
+    weights = {variable.path.removeprefix(scope): variable for variable in model.weights}
+    labels = len(model.labels) if getattr(model, "labels", None) else 1
+    pairs = [
+        (name, weights.pop(name.own))
+        for part in PARTS
+        for name in names(encoder.config, part, labels)
+        if name.own in weights
+    ]
+    return pairs, list(weights.values())

@@ -3,7 +3,12 @@
 from pathlib import Path
 
 from keras_bert_ref.checkpoints import google, hub, hugging_face, keras_hub, own
-from keras_bert_ref.errors import CheckpointError
+from keras_bert_ref.errors import BertError, CheckpointError
+from keras_bert_ref.files import first_line
+
+# What Python raises over content that is not what it should be.
+_DAMAGE = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RecursionError)
+_DAMAGE += (TypeError, ValueError)
 
 
 def open_checkpoint(where, head=None):
@@ -23,9 +28,15 @@ def open_checkpoint(where, head=None):
         ConfigError: its configuration has an impossible value.
         VocabularyError: its vocabulary cannot be used.
     """
-    if str(where).startswith(hub.SCHEME):
-        where = hub.fetch(str(where))
-    return _opener(Path(where))(head)
+    if hub.is_address(where):
+        where = hub.fetch(where)
+    place = Path(where).expanduser()
+    try:
+        return _opener(place)(head)
+    except BertError:
+        raise
+    except _DAMAGE as error:  # of a kind that nobody thought of
+        raise CheckpointError(f"{place} is damaged: {first_line(error)}") from error
 
 
 def _opener(place):
@@ -34,8 +45,11 @@ def _opener(place):
     if not place.is_dir():
         if place.with_name(place.name + ".index").is_file():
             return lambda head: google.open_google(place, head)
+        left = sorted(place.parent.glob(f".{place.name}.*.old"))
         raise CheckpointError(
             f"{place} is neither a folder nor the prefix of a TensorFlow checkpoint"
+            + (f"; a save that was interrupted has left the model in {left[0]}" if left else "")
+            + (f"; of the Hub it would be hf://{place}" if _like_a_repository(place) else "")
         )
     if (place / own.DESCRIPTION).is_file() and (place / own.WEIGHTS).is_file():
         return lambda head: own.open_own(place)
@@ -51,3 +65,7 @@ def _opener(place):
         f"{place} holds no checkpoint that is known: no {own.WEIGHTS} with {own.DESCRIPTION} or "
         f"{hugging_face.CONFIG}, no keras-hub preset, no TensorFlow checkpoint (*.index)"
     )
+
+
+def _like_a_repository(place):
+    return not place.is_absolute() and len(place.parts) == 2 and not place.parent.is_dir()

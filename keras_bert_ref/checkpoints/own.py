@@ -5,17 +5,18 @@ import json
 from pathlib import Path
 
 import keras_bert_ref
-from keras_bert_ref.checkpoints.checkpoint import Checkpoint, Stored, check_layers, check_whole
-from keras_bert_ref.checkpoints.names import PARTS, names, variables_by_name
+from keras_bert_ref.checkpoints.checkpoint import Checkpoint, Stored, gather
+from keras_bert_ref.checkpoints.names import PARTS, variables_by_name
 from keras_bert_ref.checkpoints.safetensors_file import SafetensorsFile, write_safetensors
 from keras_bert_ref.checkpoints.tokenizer_files import find_tokenizer
 from keras_bert_ref.config import BertConfig
 from keras_bert_ref.errors import CheckpointError
 from keras_bert_ref.files import read_json, replace_text
+from keras_bert_ref.pretrained import encoder_of
 
 DESCRIPTION = "keras_bert_ref.json"
 WEIGHTS = "model.safetensors"
-_CONFIG = "bert_config.json"
+CONFIG = "bert_config.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class Description:
         labels = getattr(model, "labels", None)
         return cls(
             head=getattr(model, "head", None),
-            attention=getattr(model, "encoder", model).attention,
+            attention=encoder_of(model).attention,
             labels=labels and tuple(labels),
             dropout=getattr(model, "dropout", None),
             vocabulary_sha256=model.tokenizer and model.tokenizer.vocabulary_sha256,
@@ -60,18 +61,22 @@ class Description:
         """
         path = Path(folder) / DESCRIPTION
         content = read_json(path)
+        known = {field.name for field in dataclasses.fields(cls)}
         try:
-            found = cls(**content)
+            # A later version may say more; what it says must not be wrong.
+            found = cls(**{key: value for key, value in content.items() if key in known})
             if found.head is not None and found.head not in PARTS:
                 raise ValueError(f"head {found.head!r} is unknown")
             if found.attention not in ("bidirectional", "left_to_right"):
                 raise ValueError(f"attention {found.attention!r} is unknown")
             if found.labels is not None:
+                if not isinstance(found.labels, list) or not found.labels:
+                    raise ValueError(f"labels is {found.labels!r}, not a list of names")
                 found = dataclasses.replace(found, labels=tuple(map(str, found.labels)))
             if found.dropout is not None:
                 found = dataclasses.replace(found, dropout=float(found.dropout))
             return found
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from None
 
     def write(self, folder):
@@ -103,26 +108,22 @@ def open_own(folder):
     """Opens a folder that `save_pretrained` wrote."""
     folder = Path(folder)
     description = Description.read(folder)
-    config = BertConfig.from_json(folder / _CONFIG)
+    config = BertConfig.from_json(folder / CONFIG)
     tensors = SafetensorsFile(folder / WEIGHTS)
-    check_layers(config, tensors)
-    parts = ["encoder", "pooler", "masked_lm", "next_sentence"]
-    if description.head not in (None, *parts):
-        parts.append(description.head)
-    count = len(description.labels) if description.labels else 1
-    weights = {
-        name.own: Stored(tensors, name.own, name.shape, name.shape)
-        for part in parts
-        for name in names(config, part, count)
-        if name.own in tensors.shapes
-    }
-    check_whole(folder, config, weights, "own")
+    parts = dict.fromkeys(("encoder", "pooler", "masked_lm", "next_sentence"), 1)
+    if description.head is not None:
+        parts[description.head] = len(description.labels) if description.labels else 1
+
+    def find(name):
+        if name.own not in tensors.shapes:
+            return None
+        return Stored(tensors, name.own, name.shape, name.shape)
+
     return Checkpoint(
         where=folder,
         format="keras-bert-ref",
         config=config,
-        weights=weights,
-        ignored=tuple(name for name in tensors.shapes if name not in weights),
+        **gather(folder, config, tensors, parts, find, "own"),
         **description.options(folder),
     )
 
@@ -130,7 +131,7 @@ def open_own(folder):
 def write_own(model, folder):
     """Writes configuration and weights of a model to a folder."""
     folder = Path(folder)
-    getattr(model, "encoder", model).config.to_json(folder / _CONFIG)
+    encoder_of(model).config.to_json(folder / CONFIG)
     Description.of(model).write(folder)
     write_safetensors(
         folder / WEIGHTS,

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from keras_bert_ref.checksums import masked_crc
 from keras_bert_ref.errors import CheckpointError
-from keras_bert_ref.files import first_line, opening, writing
+from keras_bert_ref.files import first_line, opening, read_json, writing
 
 # The types that weights have; others (the position ids of old Hugging Face files) keep their codes.
 _FLOATS = {
@@ -39,21 +39,22 @@ class SafetensorsFile:
 
     def __init__(self, path):
         self.path = Path(path)
-        self._home, self._checksums, self.shapes, self.dtypes = {}, {}, {}, {}
+        self._open, self._checksums, self.shapes, self.dtypes = {}, {}, {}, {}
         for file in _shards(self.path) if self.path.suffix == ".json" else [self.path]:
             with opening(file), open(file, "rb"):
                 pass  # a missing file in our own words
             try:
-                with safe_open(file, "numpy") as tensors:
-                    metadata = tensors.metadata() or {}
-                    for name in tensors.keys():  # noqa: SIM118  safe_open is no mapping
-                        part = tensors.get_slice(name)
-                        self._home[name] = file
-                        self.shapes[name] = tuple(part.get_shape())
-                        code = part.get_dtype()
-                        self.dtypes[name] = _FLOATS[code].name if code in _FLOATS else code.lower()
-                        if _CRC + name in metadata:
-                            self._checksums[name] = metadata[_CRC + name]
+                # Held open: whatever replaces the file meanwhile, all is read from this one.
+                tensors = safe_open(file, "numpy")
+                metadata = tensors.metadata() or {}
+                for name in tensors.keys():  # noqa: SIM118  safe_open is no mapping
+                    part = tensors.get_slice(name)
+                    self._open[name] = file, tensors
+                    self.shapes[name] = tuple(part.get_shape())
+                    code = part.get_dtype()
+                    self.dtypes[name] = _FLOATS[code].name if code in _FLOATS else code.lower()
+                    if _CRC + name in metadata:
+                        self._checksums[name] = metadata[_CRC + name]
             except (SafetensorError, OSError, ValueError) as error:
                 raise _damaged(file, error) from None
 
@@ -63,13 +64,12 @@ class SafetensorsFile:
         Raises:
             CheckpointError: it is damaged: it does not hold what its checksum says.
         """
-        file = self._home[name]
+        file, tensors = self._open[name]
         try:
-            with safe_open(file, "numpy") as tensors:
-                array = tensors.get_tensor(name)
+            array = tensors.get_tensor(name)
         except (SafetensorError, OSError, ValueError) as error:
             raise _damaged(file, error) from None
-        if self._checksums.get(name, checksum := _checksum(array)) != checksum:
+        if name in self._checksums and self._checksums[name] != _checksum(array):
             raise CheckpointError(
                 f"{file} is damaged: the tensor {name} does not match its checksum: fetch it again"
             )
@@ -121,16 +121,14 @@ def _header(header, metadata, checksums):
 
 
 def _checksum(array):
-    return f"{masked_crc(array.tobytes()):08x}"
+    return f"{masked_crc(array.reshape(-1).view(np.uint8)):08x}"
 
 
 def _shards(index):
     """Returns the files that an index names, all within its own folder."""
-    with opening(index):
-        content = index.read_bytes()
     try:
-        files = list(dict.fromkeys(json.loads(content)["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        files = list(dict.fromkeys(read_json(index)["weight_map"].values()))
+    except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index} is no index of shards: {first_line(error)}") from None
     for file in files:
         if not isinstance(file, str) or file in ("", "..") or Path(file).name != file:

@@ -9,6 +9,7 @@ Format: tensorflow/core/protobuf/tensor_bundle.proto and tensorflow/core/lib/io/
 
 import dataclasses
 import math
+import os
 import re
 import struct
 from pathlib import Path
@@ -73,10 +74,12 @@ class TensorBundle:
             if header.get(_ENDIANNESS, 0):
                 raise _DamageError("it is big-endian, which is not supported")
             self._shards = header[_SHARDS]
-            self._entries = {name.decode(): _entry(value) for name, value in entries.items()}
+            # The parts of a partitioned tensor have names that are no text; its own entry tells.
+            named = {_text(name): value for name, value in entries.items() if _text(name)}
+            self._entries = {name: _entry(value) for name, value in named.items()}
         except _DamageError as error:
             raise CheckpointError(f"{self.path} is damaged or no checkpoint: {error}") from None
-        except (KeyError, IndexError, struct.error, UnicodeDecodeError, TypeError) as error:
+        except (KeyError, IndexError, struct.error, TypeError) as error:
             raise CheckpointError(
                 f"{self.path} is damaged or no checkpoint: its entries cannot be parsed"
             ) from error
@@ -100,8 +103,10 @@ class TensorBundle:
         if entry.size != math.prod(entry.shape) * entry.dtype.itemsize:
             raise CheckpointError(f"{self.path}: the sizes of the tensor {name} disagree")
         with opening(file), open(file, "rb") as data:
-            data.seek(entry.offset)
-            content = data.read(entry.size)
+            content = b""
+            if entry.offset + entry.size <= os.fstat(data.fileno()).st_size:
+                data.seek(entry.offset)
+                content = data.read(entry.size)
         if len(content) < entry.size:
             raise CheckpointError(f"{file} is cut off within the tensor {name}: fetch it again")
         if masked_crc(content) != entry.crc:
@@ -162,6 +167,13 @@ def _block(data, offset, size):
         place += added
         yield key, content[place : place + length]
         place += length
+
+
+def _text(name):
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _handle(data, place):

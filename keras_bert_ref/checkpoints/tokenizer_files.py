@@ -4,52 +4,114 @@ import json
 import re
 from pathlib import Path
 
-from keras_bert_ref.errors import CheckpointError, CheckpointWarning, VocabularyError
-from keras_bert_ref.files import read_json, replace_text
+from keras_bert_ref.errors import BertError, CheckpointError, CheckpointWarning, VocabularyError
+from keras_bert_ref.files import first_line, read_json, replace_text
 from keras_bert_ref.tokenization import WordPieceTokenizer
-from keras_bert_ref.vocabulary import read_vocabulary
+from keras_bert_ref.vocabulary import SPECIAL_PIECES, read_vocabulary
 
 _VOCABULARY, _OPTIONS, _FAST = "vocab.txt", "tokenizer_config.json", "tokenizer.json"
+_ADDED = "added_tokens.json"
+VOCABULARY_FILES = (_VOCABULARY, _OPTIONS)  # that `write_tokenizer` writes
+# The classes of transformers that tokenize as BERT's does; none named is BERT's as well.
+_CLASSES = {
+    None,
+    *(
+        f"{name}Tokenizer{kind}"
+        for name in ("Bert", "DistilBert", "Electra")
+        for kind in ("", "Fast")
+    ),
+    "PreTrainedTokenizerFast",
+    "TokenizersBackend",
+}
 
 
 def find_tokenizer(folder):
-    """Returns the tokenizer of a checkpoint's folder, or None if no vocabulary is there.
+    """Returns the tokenizer of a checkpoint's folder, or None if it has none of BERT's kind.
 
-    The vocabulary is `vocab.txt`, else the one in `tokenizer.json`; casing and accents are what
-    `tokenizer_config.json` says, else what `tokenizer.json` says, else a guess, with a warning.
+    The vocabulary is `vocab.txt`, else the one in `tokenizer.json`, each followed by the tokens
+    that were added later; casing and accents are what `tokenizer_config.json` says, else what
+    `tokenizer.json` says, else a guess, with a warning.
 
     Raises:
-        CheckpointError: a file is damaged, or describes another kind of tokenizer.
+        CheckpointError: a file is damaged.
         VocabularyError: the vocabulary cannot be used.
     """
     folder = Path(folder)
-    options = _json(folder / _OPTIONS)
-    fast = _json(folder / _FAST)
-    normalizer = fast.get("normalizer") or {}
-    if (folder / _VOCABULARY).is_file():
-        vocabulary = read_vocabulary(folder / _VOCABULARY)
+    try:
+        return _find_tokenizer(folder)
+    except BertError:
+        raise
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise CheckpointError(
+            f"{folder}: {_OPTIONS} or {_FAST} is damaged: {first_line(error)}"
+        ) from error
+
+
+def _find_tokenizer(folder):
+    options, fast = (
+        read_json(p) if p.exists() else {} for p in (folder / _OPTIONS, folder / _FAST)
+    )
+    kind, model = options.get("tokenizer_class"), fast.get("model") or {}
+    if kind not in _CLASSES or model.get("type", "WordPiece") != "WordPiece":
+        CheckpointWarning.issue(
+            f"{folder} has a tokenizer of another kind than BERT's "
+            f"({kind if kind not in _CLASSES else model['type']}): set the model's `tokenizer`"
+        )
+        return None
+    if (folder / _VOCABULARY).exists():
+        vocabulary = list(read_vocabulary(folder / _VOCABULARY))
     elif fast:
-        vocabulary = _fast_vocabulary(fast, folder / _FAST)
+        vocabulary = _in_order(dict(model["vocab"]), folder / _FAST)
     else:
         return None
-    if options.get("tokenize_chinese_chars", True) is False:
-        CheckpointWarning.issue(
-            f"{folder / _OPTIONS} asks not to split CJK characters, which BERT's tokenizer always "
-            "does: such text will be tokenized otherwise than in training"
-        )
+    added = _added_pieces(folder, options, fast, vocabulary)
+    vocabulary += added
+
+    normalizer = fast.get("normalizer") or {}
+    for name, usual in {
+        "tokenize_chinese_chars": normalizer.get("handle_chinese_chars", True),
+        "do_basic_tokenize": True,
+    }.items():
+        if options.get(name, usual) is False:
+            CheckpointWarning.issue(
+                f"{folder} was made with {name} off, which BERT's tokenizer never has: some text "
+                "will be tokenized otherwise than in training"
+            )
+    for piece in SPECIAL_PIECES:
+        name = f"{piece[1:-1].lower()}_token"
+        given = options.get(name, piece)
+        if (given.get("content") if isinstance(given, dict) else given) not in (piece, None):
+            CheckpointWarning.issue(f"{folder / _OPTIONS} has {name} {given!r}; {piece} is used")
     lower_case = options.get("do_lower_case", normalizer.get("lowercase"))
     strip_accents = options.get("strip_accents", normalizer.get("strip_accents"))
     if lower_case is None:
         lower_case = guess_lower_case(vocabulary, folder)
-    never_split = options.get("never_split") or ()
     for name, value in (("do_lower_case", lower_case), ("strip_accents", strip_accents)):
         if not isinstance(value, bool | None):
             raise CheckpointError(f"{folder / _OPTIONS}: {name} is {value!r}, not true or false")
-    if not isinstance(never_split, list | tuple) or not all(
-        isinstance(piece, str) for piece in never_split
-    ):
+    never_split = options.get("never_split") or ()
+    if not isinstance(never_split, list | tuple) or not set(never_split) <= set(vocabulary):
         raise CheckpointError(f"{folder / _OPTIONS}: never_split is not a list of pieces")
-    return WordPieceTokenizer(vocabulary, lower_case, strip_accents, never_split)
+    never_split = dict.fromkeys([*never_split, *added])
+    return WordPieceTokenizer(vocabulary, lower_case, strip_accents, tuple(never_split))
+
+
+def _added_pieces(folder, options, fast, vocabulary):
+    """Returns the pieces that were added behind a vocabulary, in the order of their ids."""
+    added = dict(read_json(folder / _ADDED)) if (folder / _ADDED).exists() else {}
+    for number, token in (options.get("added_tokens_decoder") or {}).items():
+        added[token["content"]] = int(number)
+    for token in fast.get("added_tokens") or ():
+        added[token["content"]] = token["id"]
+    known = set(vocabulary)
+    added = {piece: number for piece, number in added.items() if piece not in known}
+    pieces = sorted(added, key=added.get)
+    if [added[piece] for piece in pieces] != list(range(len(known), len(known) + len(added))):
+        raise VocabularyError(
+            f"{folder}: the pieces that were added to the vocabulary do not follow it: "
+            f"{', '.join(pieces[:5])}"
+        )
+    return pieces
 
 
 def guess_lower_case(vocabulary, folder):
@@ -90,19 +152,9 @@ def write_tokenizer(tokenizer, folder, max_length):
     replace_text(folder / _OPTIONS, json.dumps(options, indent=2, ensure_ascii=False) + "\n")
 
 
-def _json(path):
-    return read_json(path) if path.is_file() else {}
-
-
-def _fast_vocabulary(content, path):
-    """Returns the pieces of a `tokenizer.json` in the order of their ids."""
-    model = content.get("model")
-    if not isinstance(model, dict) or model.get("type", "WordPiece") != "WordPiece":
-        raise CheckpointError(f"{path} describes no WordPiece tokenizer, which BERT's is")
-    ids = dict(model.get("vocab") or {})
-    for token in content.get("added_tokens") or ():
-        ids.setdefault(token["content"], token["id"])
+def _in_order(ids, path):
+    """Returns pieces in the order of their ids, which must be 0, 1, 2, …"""
     pieces = sorted(ids, key=ids.get)
     if [ids[piece] for piece in pieces] != list(range(len(pieces))):
         raise VocabularyError(f"{path}: the ids of the pieces are not 0, 1, 2, …")
-    return tuple(pieces)
+    return pieces

@@ -58,7 +58,8 @@ def info(where: Where):
     if not checkpoint.has("pooler"):
         row("pooler", "none")
     if checkpoint.model in ("BertClassifier", "BertTagger"):
-        row("labels", ", ".join(checkpoint.labels or ["one number (regression)"]))
+        labels = [n if n.isprintable() else repr(n) for n in checkpoint.labels or ()]
+        row("labels", ", ".join(labels) or "one number (regression)")
     row(
         "vocabulary",
         f"{tokenizer.vocab_size:,} pieces, {'uncased' if tokenizer.lower_case else 'cased'}"
@@ -66,6 +67,8 @@ def info(where: Where):
         if tokenizer
         else "none came along",
     )
+    for head, fault in checkpoint.faults.items():
+        row("fault", f"{head}: {fault}")
     if checkpoint.ignored:
         row("not read", ", ".join(checkpoint.ignored))
     console.print(table)
@@ -86,9 +89,9 @@ def convert(
     """Write a checkpoint in another format: weights to the bit, heads, labels, vocabulary."""
     from keras_bert_ref.checkpoints.saving import check_free
 
-    check_free(target, overwrite)
-    if target.resolve() in (Path(source).resolve(), Path(source).resolve().parent):
-        raise OutputError(f"{target} is what is to be converted: choose another folder")
+    target = check_free(target, overwrite)
+    if Path(source).expanduser().resolve().is_relative_to(target):
+        raise OutputError(f"{target} holds what is to be converted: choose another folder")
     from keras_bert_ref.checkpoints.loading import load_pretrained
 
     with console.status(f"reading {escape(str(source))}"):

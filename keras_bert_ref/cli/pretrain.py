@@ -152,6 +152,7 @@ def run(
         overwrite: whether a run found at `out` is deleted first.
         **every: fields of `TrainingSchedule`.
     """
+    from keras_bert_ref.checkpoints.saving import check_free
     from tfrecords.reader import open_shards, pretraining_dataset
 
     shards = open_shards(data)
@@ -162,6 +163,7 @@ def run(
     config = _config(config, tokenizer, shards)
     next_sentence = shards.manifest is None or shards.manifest.settings.next_sentence
     _check_place(out, shards)
+    check_free(out / "model", overwrite=True)
 
     from keras_bert_ref import training
     from keras_bert_ref._tensorflow import keras

@@ -133,9 +133,25 @@ def change_size(folder, format, rng):
     path.write_text(json.dumps(settings))
 
 
+ODD = (None, [], {}, "x", 3, -1, 0.5, True, 10**400, float("inf"), [["x"]], {"a": [1]}, "\0")
+
+
+def change_json(folder, format, rng):
+    """Puts an odd value at any key of a JSON file."""
+    path = rng.choice(sorted(folder.glob("*.json")))
+    settings = json.loads(path.read_text())
+    settings[rng.choice(sorted(settings))] = rng.choice(ODD)
+    path.write_text(json.dumps(settings))
+
+
+def nest_json(folder, format, rng):
+    """Makes a JSON file a hundred thousand brackets."""
+    rng.choice(sorted(folder.glob("*.json"))).write_text("[" * 100_000)
+
+
 DAMAGES = (
     *(flip, flip, flip, overwrite, truncate, lengthen, rename_file, swap_files),
-    *(rename_tensor, reshape_tensor, change_type, change_size),
+    *(rename_tensor, reshape_tensor, change_type, change_size, change_json, nest_json),
 )
 
 
