@@ -22,6 +22,7 @@ _HOME = {
     "Encoding": "tokenization",
     "WarmupLinear": "optimization",
     "WordPieceTokenizer": "tokenization",
+    "BertFeaturizer": "features.featurizer",
     "FeatureExtractor": "features.extractor",
     "ScalarMix": "features.scalar_mix",
     "fill_mask": "masked_prediction",

@@ -35,8 +35,8 @@ def read_vocabulary(path):
         VocabularyError: the file cannot be read, is not UTF-8, or `check_vocabulary` refuses it.
     """
     path = Path(path)
-    if path.exists() and not path.is_file():  # a pipe would be waited for
-        raise VocabularyError(f"{path} is no file")
+    if path.is_fifo():  # would be waited for
+        raise VocabularyError(f"{path} cannot be read: it is no file")
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -9,6 +9,12 @@ TEXT_POOLINGS = ("cls", "pooler", "mean", "max", "mean_max")
 COMBINATIONS = ("concat", "sum", "mean", "stack")
 
 
+def choose(name, value, choices):
+    """Raises ConfigError unless the value of an option is one of its choices."""
+    if value not in choices:
+        raise ConfigError(f"{name} {value!r} is unknown: choose one of {', '.join(choices)}")
+
+
 def layer_numbers(layers, count):
     """Returns the numbers, from 0 for the embeddings to `count`, of the layers that are meant.
 

@@ -11,13 +11,14 @@ from keras_bert_ref.features.combining import (
     COMBINATIONS,
     PIECE_POOLINGS,
     TEXT_POOLINGS,
+    choose,
     combine_layers,
     layer_numbers,
     pool_pieces,
     statistics_for,
     text_vector,
 )
-from keras_bert_ref.features.frozen import FrozenEncoder
+from keras_bert_ref.features.frozen import STATISTICS, FrozenEncoder
 from keras_bert_ref.features.statistics import text_statistics
 from keras_bert_ref.features.windows import check_input, prepare
 
@@ -100,10 +101,10 @@ class FeatureExtractor:
         tokens_per_batch=4096,
         dtype=None,
     ):
-        _choose("pooling", pooling, (*TEXT_POOLINGS, *PIECE_POOLINGS))
-        _choose("overflow", overflow, ("truncate", "slide"))
+        choose("pooling", pooling, (*TEXT_POOLINGS, *PIECE_POOLINGS))
+        choose("overflow", overflow, ("truncate", "slide"))
         if not callable(combine):
-            _choose("combine", combine, COMBINATIONS)
+            choose("combine", combine, COMBINATIONS)
         if hasattr(where, "from_pretrained"):
             self.encoder, self.tokenizer = getattr(where, "encoder", where), where.tokenizer
         else:
@@ -195,6 +196,19 @@ class FeatureExtractor:
         if failed:
             raise failed
 
+    def statistics(self, inputs):
+        """Yields all `frozen.STATISTICS` of each input, from which any text's vector is made.
+
+        Yields:
+            Name → float32 [k, H] for k layers; [H] of the pooler, if there is one.
+        """
+        wanted = [name for name in STATISTICS if name != "pooler" or self.encoder.pooler]
+        items = [
+            prepare(value, self.tokenizer, self.max_length, self.stride) for value in _all(inputs)
+        ]
+        self.truncated = sum(item.truncated for item in items)
+        return text_statistics(self._frozen, items, wanted, self.tokens_per_batch)
+
     def _read(self, items, return_tokens, advance):
         self.truncated += sum(item.truncated for item in items)
         compute = self._texts if self.pooling in TEXT_POOLINGS else self._pieces
@@ -232,11 +246,6 @@ class FeatureExtractor:
                 yield values if self.specials else values[~item.special]
             else:
                 yield pool_pieces(values, item.encoding.word_ids, self.pooling)
-
-
-def _choose(name, value, choices):
-    if value not in choices:
-        raise ConfigError(f"{name} {value!r} is unknown: choose one of {', '.join(choices)}")
 
 
 def _within(name, value, least, most, default):

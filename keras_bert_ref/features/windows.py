@@ -55,7 +55,7 @@ def check_input(row, value):
         else:
             odd = next(part for part in value if not isinstance(part, str))
             kind = f"{kind} that holds {odd!r}"
-    elif value is None or value != value:
+    elif value is None or isinstance(value, float):  # NaN, mostly
         kind = repr(value)
     raise InputError(
         f"row {row} is a {kind}: give a string, a pair (a tuple of two strings), or a list of words"
