@@ -2,7 +2,8 @@
 
 Keras's own LSTM multiplies each step's input and state with the weights inside the loop, and adds
 up the gradient of the weights step by step. Here the inputs of all steps are multiplied at once,
-before the loop, and so are the gradients, after it: three to four times faster on two cores.
+before the loop, and so are the gradients, after it: two cores with bfloat16 products train two to
+three times as fast as with Keras's in mixed_bfloat16, and half as fast again in float32.
 """
 
 from keras_bert_ref._tensorflow import keras, tf

@@ -86,9 +86,10 @@ def write_report(content, path):
     settings = content["settings"]
     parts = [
         "# Named entities from frozen features (table 7)\n",
-        f"CoNLL-2003, {settings['model_name']} ({settings['layers']} layers). F1 is entity-level, "
-        "counted as `conlleval` does; of several taggers mean ± standard deviation. The published "
-        "figures are BERT-base's, cased.\n",
+        f"CoNLL-2003, {settings['model_name']} ({settings['layers']} layers, windows of "
+        f"{settings['max_length']} pieces of a document). F1 is entity-level, counted "
+        "as `conlleval` does; of several taggers mean ± standard deviation. The published figures "
+        "are BERT-base's, cased.\n",
         table(content),
     ]
     if settings["lower_case"]:

@@ -15,7 +15,7 @@ from keras_bert_ref.errors import InputError, OutputError
 from keras_bert_ref.files import replace_text, writing
 
 
-def word_features(where, splits, folder):
+def word_features(where, splits, folder, max_length=None):
     """Returns the features of all words, from disk where an earlier call has left them there.
 
     A word's features are those of its first piece, with the context of its document. A split that
@@ -26,6 +26,7 @@ def word_features(where, splits, folder):
         splits: name → documents, see `conll.read`.
         folder: where to keep a file for each split. 16 bits a number, float16: MiniLM on CoNLL-2003
             takes 1.6 GB, BERT-base 6.0 GB.
+        max_length: the most pieces of a window, see `FeatureExtractor`.
 
     Returns:
         Name → float16 [L + 1, words, H], a memory map; and the `FeatureExtractor`.
@@ -33,7 +34,9 @@ def word_features(where, splits, folder):
     Raises:
         OutputError: the folder is of another checkpoint or other data, or there is no space.
     """
-    extractor = FeatureExtractor(where, layers="all", combine="stack", pooling="first_piece")
+    extractor = FeatureExtractor(
+        where, layers="all", combine="stack", pooling="first_piece", max_length=max_length
+    )
     folder = Path(folder)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +72,10 @@ def _claim(path, source):
     if not path.exists():
         replace_text(path, json.dumps(source, indent=2) + "\n")
         return
-    stored = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        stored = {}
     other = sorted(name for name in source if source[name] != stored.get(name))
     if other:
         raise OutputError(

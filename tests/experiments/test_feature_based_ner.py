@@ -264,6 +264,8 @@ def test_the_folder_of_another_run_is_left_alone(data, encoder, finished, tmp_pa
     other = {**options, "recipe": Recipe(lstm_units=5)}
     with pytest.raises(OutputError, match=r"results of another run \(recipe differ\)"):
         feature_based_ner.run(data, encoder, out, **other)
+    with pytest.raises(OutputError, match=r"features of another source \(max_length differ\)"):
+        feature_based_ner.run(data, encoder, out, max_length=16, **options)
     (data_too := tmp_path / "data").mkdir()
     for name in ("eng.train", "eng.testa", "eng.testb"):
         (data_too / name).write_text(corpus(7))
