@@ -24,7 +24,7 @@ app = typer.Typer(
 def main():
     """Runs the command line; errors of input end in a sentence, not in a stack trace."""
     # Each module adds its commands.
-    from keras_bert_ref.cli import checkpoints, data, pretrain, quickstart  # noqa: F401
+    from keras_bert_ref.cli import checkpoints, data, features, pretrain, quickstart  # noqa: F401
 
     checkpoints.show_warnings()
     try:
