@@ -5,13 +5,14 @@ import numpy as np
 _LENGTH_STEP = 8  # lengths are rounded up to a multiple, so that shapes come again
 
 
-def batches(items, tokens_per_batch):
+def batches(items, tokens_per_batch, max_length):
     """Yields batches of the windows of items, each of similar lengths, the longest first.
 
     Args:
         items: a list of `Item`.
         tokens_per_batch: the most pieces of a batch, padding included; a single window may have
             more.
+        max_length: the longest row that the encoder reads.
 
     Yields:
         The windows in a batch, a list of (index of its item, window), and the batch's arrays:
@@ -23,7 +24,7 @@ def batches(items, tokens_per_batch):
     first = 0
     while first < len(windows):
         longest = len(windows[first][1].places)
-        length = -(-longest // _LENGTH_STEP) * _LENGTH_STEP
+        length = min(-(-longest // _LENGTH_STEP) * _LENGTH_STEP, max_length)
         chosen = windows[first : first + max(1, tokens_per_batch // length)]
         first += len(chosen)
         names = ("input_ids", "input_mask", "segment_ids", "text", "special")

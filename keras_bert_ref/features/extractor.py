@@ -232,7 +232,8 @@ class FeatureExtractor:
     def _pieces(self, items, advance):
         """Yields vectors for the pieces or words of each item."""
         states = [None] * len(items)
-        for chosen, arrays in batches(items, self.tokens_per_batch):
+        max_length = self.encoder.config.max_position_embeddings
+        for chosen, arrays in batches(items, self.tokens_per_batch, max_length):
             results = combine_layers(self._frozen.states(arrays), self.combine)
             for row, (number, window) in zip(results, chosen, strict=True):
                 if states[number] is None:

@@ -19,7 +19,8 @@ def text_statistics(frozen, items, wanted, tokens_per_batch, advance=lambda text
         Name → float32 [k, H] for k layers ([H] of the pooler).
     """
     parts = [[] for _ in items]
-    for chosen, arrays in batches(items, tokens_per_batch):
+    max_length = frozen.encoder.config.max_position_embeddings
+    for chosen, arrays in batches(items, tokens_per_batch, max_length):
         results = frozen.statistics(arrays, wanted)
         for row, (index, _) in enumerate(chosen):
             parts[index].append([result[row] for result in results])

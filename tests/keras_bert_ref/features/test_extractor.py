@@ -1,5 +1,6 @@
 """Features equal to the encoder's hidden states, whatever the batches, windows and poolings."""
 
+import dataclasses
 import importlib.util
 import json
 import random
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 from checkpoint_models import make
 from shared_data import shared
+from small_bert import CONFIG
 
-from keras_bert_ref import FeatureExtractor, ScalarMix
+from keras_bert_ref import BertEncoder, FeatureExtractor, ScalarMix
 from keras_bert_ref._tensorflow import keras, tf
 from keras_bert_ref.errors import CheckpointError, ConfigError, InputError, TruncationWarning
 
@@ -173,6 +175,17 @@ def test_windows_slide_over_long_texts(model, value, stride):
         model, layers=-1, pooling="mean", max_length=12, overflow="slide", stride=stride
     )
     np.testing.assert_allclose(pooled.extract([value])[0], found.values.mean(0), atol=2e-5)
+
+
+def test_every_position_of_the_encoder_is_used():
+    config = dataclasses.replace(CONFIG, max_position_embeddings=19)
+    encoder = BertEncoder(config)
+    encoder.tokenizer = make("encoder").tokenizer
+    text = " ".join("abcdefghijklmnopq")  # 17 pieces and two specials
+    for pooling in ("mean", "pieces"):
+        extractor = FeatureExtractor(encoder, pooling=pooling)
+        assert np.isfinite(extractor.extract([text])[0]).all()
+        assert extractor.truncated == 0
 
 
 def test_a_first_text_that_leaves_no_room_is_said(model):
