@@ -467,6 +467,8 @@ def test_memory_is_flat(command, folder, tmp_path, monkeypatch):
         return most
 
     peak(200)  # what comes once: modules, and the graph
-    few, many = peak(1500), peak(9000)
-    assert (tmp_path / "9000.npz").stat().st_size > 4.5e6
-    assert many - few < 5e5
+    gc.freeze()  # collecting is quick without what the other tests have left
+    few, many = peak(1500), peak(6000)
+    gc.unfreeze()
+    assert (tmp_path / "6000.npz").stat().st_size > 3e6
+    assert many - few < 3e5
