@@ -59,4 +59,14 @@ if keras.backend.backend() != "tensorflow":
         "TensorFlow; set KERAS_BACKEND=tensorflow before the first import of Keras."
     )
 
-__all__ = ["keras", "tf"]
+
+def frozen(function):
+    """Returns a concrete function with the values of its variables as constants."""
+    from tensorflow.python.framework import convert_to_constants
+
+    return convert_to_constants.convert_variables_to_constants_v2(
+        function, lower_control_flow=False
+    )
+
+
+__all__ = ["frozen", "keras", "tf"]

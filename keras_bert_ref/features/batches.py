@@ -17,7 +17,7 @@ def batches(items, tokens_per_batch, max_length):
     Yields:
         The windows in a batch, a list of (index of its item, window), and the batch's arrays:
         `input_ids`, `input_mask`, `segment_ids`, `text` (1 for owned pieces of the text) and
-        `special` (1 for owned [CLS] and [SEP]), all int32 [B, S].
+        `special` (1 for owned [CLS] and [SEP]), all int32 [B, S]. Rows beyond the windows are zero.
     """
     windows = [(index, window) for index, item in enumerate(items) for window in item.windows]
     windows.sort(key=lambda pair: -len(pair[1].places))
@@ -28,7 +28,10 @@ def batches(items, tokens_per_batch, max_length):
         chosen = windows[first : first + max(1, tokens_per_batch // length)]
         first += len(chosen)
         names = ("input_ids", "input_mask", "segment_ids", "text", "special")
-        arrays = {name: np.zeros((len(chosen), length), np.int32) for name in names}
+        # What is left for the last batch is filled up to a power of two: oneDNN keeps something for
+        # every shape it has seen.
+        rows = min(max(1, tokens_per_batch // length), 1 << (len(chosen) - 1).bit_length())
+        arrays = {name: np.zeros((rows, length), np.int32) for name in names}
         for row, (index, window) in enumerate(chosen):
             item, end = items[index], len(window.places)
             arrays["input_ids"][row, :end] = np.take(item.encoding.input_ids, window.places)

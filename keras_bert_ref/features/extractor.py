@@ -1,5 +1,6 @@
 """Layer-wise hidden states of a frozen encoder, for any model downstream (paper, section 5.3)."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -159,8 +160,12 @@ class FeatureExtractor:
         size = self.size if isinstance(self.size, tuple) else (self.size,)
         # Written to its place at once: a list to stack later would take twice the memory.
         results = np.empty((len(inputs), *size), np.float32) if for_texts else [None] * len(inputs)
-        for row, value in enumerate(self.stream(inputs, return_tokens, progress=progress)):
-            results[row] = value
+        row = -1
+        try:
+            for row, value in enumerate(self.stream(inputs, return_tokens, progress=progress)):
+                results[row] = value
+        except ConfigError as error:
+            raise ConfigError(f"row {row + 1}: {error}") from None
         return results
 
     def stream(self, inputs, return_tokens=False, *, progress=False):
@@ -218,8 +223,12 @@ class FeatureExtractor:
                 length = np.linalg.norm(value, axis=-1, keepdims=True)
                 value = value / np.maximum(length, np.finfo(np.float32).tiny)
             if return_tokens:
+                kept = range(len(item.special))
+                if self.pooling == "pieces" and not self.specials:
+                    kept = np.flatnonzero(~item.special)
                 encoding = item.encoding
-                value = TokenFeatures(value, encoding.tokens, encoding.offsets, encoding.word_ids)
+                lists = (encoding.tokens, encoding.offsets, encoding.word_ids)
+                value = TokenFeatures(value, *([one[n] for n in kept] for one in lists))
             yield value
 
     def _texts(self, items, advance):
@@ -235,7 +244,7 @@ class FeatureExtractor:
         max_length = self.encoder.config.max_position_embeddings
         for chosen, arrays in batches(items, self.tokens_per_batch, max_length):
             results = combine_layers(self._frozen.states(arrays), self.combine)
-            for row, (number, window) in zip(results, chosen, strict=True):
+            for row, (number, window) in zip(results, chosen, strict=False):
                 if states[number] is None:
                     length = len(items[number].special)
                     states[number] = np.empty((length, *row.shape[1:]), np.float32)
@@ -274,23 +283,14 @@ def _all(inputs):
     return inputs
 
 
-class _bar:  # noqa: N801  a context manager, called as a function
-    """A progress bar, or nothing; its value is called with how many texts have been read."""
+@contextlib.contextmanager
+def _bar(total, visible):
+    """Shows a progress bar, or nothing; its value is called with how many texts have been read."""
+    if not visible:
+        yield lambda texts: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    def __init__(self, total, visible):
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-        self._progress = Progress(
-            BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), disable=not visible
-        )
-        self._task = self._progress.add_task("texts", total=total)
-
-    def __enter__(self):
-        self._progress.start()
-        return self._advance
-
-    def __exit__(self, *_):
-        self._progress.stop()
-
-    def _advance(self, texts):
-        self._progress.advance(self._task, texts)
+    with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as progress:
+        task = progress.add_task("texts", total=total)
+        yield lambda texts: progress.advance(task, texts)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from keras_bert_ref._tensorflow import tf
+from keras_bert_ref._tensorflow import frozen, tf
 from keras_bert_ref.layers import AttentionBias
 
 # What a text is summed up to, for each layer: the state of [CLS]; the mean and the largest value
@@ -62,13 +62,7 @@ class FrozenEncoder:
         signature = [tf.TensorSpec([None, None], tf.int32, name=name) for name in _INPUTS]
         function = tf.function(compute, input_signature=signature, autograph=False)
         function = function.get_concrete_function()
-        if tf.config.list_logical_devices("GPU"):
-            return function
-        from tensorflow.python.framework import convert_to_constants
-
-        return convert_to_constants.convert_variables_to_constants_v2(
-            function, lower_control_flow=False
-        )
+        return function if tf.config.list_logical_devices("GPU") else frozen(function)
 
     def _forward(self, features, pooled):
         """Returns the wanted states, each [B, S, H], and the last one that was computed."""

@@ -15,6 +15,7 @@ from small_bert import CONFIG
 from keras_bert_ref import BertEncoder, FeatureExtractor, ScalarMix
 from keras_bert_ref._tensorflow import keras, tf
 from keras_bert_ref.errors import CheckpointError, ConfigError, InputError, TruncationWarning
+from keras_bert_ref.features.frozen import FrozenEncoder
 
 TEXTS = [
     "abc word7 d",
@@ -127,6 +128,29 @@ def test_words_have_their_first_last_and_mean_piece(model):
     assert empty.shape == (0, 32)
 
 
+def test_tokens_line_up_with_what_is_kept(model):
+    extractor = FeatureExtractor(model, layers=-1, pooling="pieces", specials=False)
+    for value, found in zip(TEXTS, extractor.extract(TEXTS, return_tokens=True), strict=True):
+        assert len(found.values) == len(found.tokens) == len(found.offsets) == len(found.word_ids)
+        assert found.tokens == encoding_of(model, value).tokens[1:-1] or isinstance(value, tuple)
+        assert not {"[CLS]", "[SEP]"} & set(found.tokens)
+
+
+def test_shapes_are_few(model, monkeypatch):
+    shapes, run = set(), FrozenEncoder._run
+    monkeypatch.setattr(
+        FrozenEncoder,
+        "_run",
+        lambda self, wanted, arrays: (
+            shapes.add(arrays["input_ids"].shape) or run(self, wanted, arrays)
+        ),
+    )
+    extractor = FeatureExtractor(model, tokens_per_batch=128)
+    for count in range(1, 60):
+        assert len(extractor.extract(["a b c"] * count)) == count
+    assert {rows for rows, _ in shapes} == {1, 2, 4, 8, 16}
+
+
 def test_long_texts_are_cut_with_a_count(model):
     extractor = FeatureExtractor(model, layers=-1, max_length=6)
     texts = ["a b c d e f g", "a", "a b c d"]
@@ -190,8 +214,8 @@ def test_every_position_of_the_encoder_is_used():
 
 def test_a_first_text_that_leaves_no_room_is_said(model):
     extractor = FeatureExtractor(model, max_length=8, overflow="slide")
-    with pytest.raises(ConfigError, match="leaves the second no room"):
-        extractor.extract([("a b c d e f g h", "x y z")])
+    with pytest.raises(ConfigError, match=r"row 1: .* leaves the second no room"):
+        extractor.extract(["a", ("a b c d e f g h", "x y z")])
 
 
 def test_a_megabyte_of_text(model):
