@@ -119,6 +119,7 @@ def run(server, address, home):
     )
 
 
+@pytest.mark.slow
 def test_a_repository_is_fetched_once_and_read_offline(server, tmp_path):
     folder = tmp_path / "repository"
     make("classifier").save_pretrained(folder, format="hf")
