@@ -129,6 +129,35 @@ def placeholder_labels(count):
     return tuple(f"LABEL_{n}" for n in range(count)) if count > 1 else None
 
 
+def check_layers(config, tensors):
+    """Raises CheckpointError if a file has fewer tensors than its configuration has layers."""
+    if config.num_hidden_layers > len(tensors.shapes):
+        raise CheckpointError(
+            f"{tensors.path} holds {len(tensors.shapes)} tensors, the configuration asks for "
+            f"{config.num_hidden_layers} layers: they do not belong together"
+        )
+
+
+def finder(config, tensors, locate):
+    """Returns what `gather` finds variables by, where a format has a table of its own.
+
+    Args:
+        config: the encoder's `BertConfig`.
+        tensors: the open file.
+        locate: (shapes, config) → variable path → (tensor, the shape it must have, the variable's).
+    """
+    check_layers(config, tensors)  # before a table is made of them
+    located = locate(tensors.shapes, config)
+
+    def find(name):
+        if name.own not in located:
+            return None
+        tensor, stored_shape, shape = located[name.own]
+        return Stored(tensors, tensor, shape, stored_shape)
+
+    return find
+
+
 def gather(where, config, tensors, parts, find, spelling, bookkeeping=lambda name: False):
     """Finds the variables of a checkpoint's parts among its tensors.
 
@@ -149,11 +178,7 @@ def gather(where, config, tensors, parts, find, spelling, bookkeeping=lambda nam
     Raises:
         CheckpointError: the encoder is not whole.
     """
-    if config.num_hidden_layers > len(tensors.shapes):
-        raise CheckpointError(
-            f"{tensors.path} holds {len(tensors.shapes)} tensors, the configuration asks for "
-            f"{config.num_hidden_layers} layers: they do not belong together"
-        )
+    check_layers(config, tensors)
     weights, faults = {}, {}
     for part, labels in parts.items():
         wanted = names(config, part, labels)

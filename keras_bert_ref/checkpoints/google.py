@@ -8,6 +8,7 @@ from keras_bert_ref.checkpoints import model_garden
 from keras_bert_ref.checkpoints.checkpoint import (
     Checkpoint,
     Stored,
+    finder,
     gather,
     placeholder_labels,
 )
@@ -82,14 +83,7 @@ def open_google(prefix, head=None):
 
 
 def _open_model_garden(prefix, bundle, config):
-    located = model_garden.locate(bundle.shapes, config)
-
-    def find(name):
-        if name.own not in located:
-            return None
-        tensor, stored_shape, shape = located[name.own]
-        return Stored(bundle, tensor, shape, stored_shape)
-
+    find = finder(config, bundle, model_garden.locate)
     parts = dict.fromkeys(("encoder", "pooler", "masked_lm", "next_sentence"), 1)
     return Checkpoint(
         where=prefix,

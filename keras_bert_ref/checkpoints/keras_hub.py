@@ -8,7 +8,7 @@ than the encoder, which no BERT of the paper does.
 
 from pathlib import Path
 
-from keras_bert_ref.checkpoints.checkpoint import Checkpoint, Stored, gather
+from keras_bert_ref.checkpoints.checkpoint import Checkpoint, finder, gather
 from keras_bert_ref.checkpoints.hdf5_file import Hdf5File
 from keras_bert_ref.checkpoints.model_garden import divided_by_heads
 from keras_bert_ref.checkpoints.names import names
@@ -58,14 +58,7 @@ def open_keras_hub(folder):
     folder = Path(folder)
     config = BertConfig.from_dict(read_settings(read_json(folder / CONFIG)), where=str(folder))
     tensors = Hdf5File(folder / WEIGHTS)
-    located = locate(tensors.shapes, config)
-
-    def find(name):
-        if name.own not in located:
-            return None
-        dataset, stored_shape, shape = located[name.own]
-        return Stored(tensors, dataset, shape, stored_shape)
-
+    find = finder(config, tensors, locate)
     contents = gather(folder, config, tensors, dict.fromkeys(_PARTS, 1), find, "own")
     if (folder / _HEAD).is_file():
         contents["ignored"] += (_HEAD,)

@@ -68,8 +68,8 @@ def load_pretrained(where, *, strict=False, **options):
     checkpoint = open_checkpoint(where)
     for fault in checkpoint.faults.values():
         raise CheckpointError(fault)
-    kinds = vars(models) | {"BertEncoder": BertEncoder}
-    return load(kinds[checkpoint.model], checkpoint, strict, options)
+    kind = getattr(models, checkpoint.model, BertEncoder)
+    return load(kind, checkpoint, strict, options)
 
 
 def load(model_class, checkpoint, strict, options):

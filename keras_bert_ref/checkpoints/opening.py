@@ -32,19 +32,19 @@ def open_checkpoint(where, head=None):
         where = hub.fetch(where)
     place = Path(where).expanduser()
     try:
-        return _opener(place)(head)
+        return _open(place, head)
     except BertError:
         raise
     except _DAMAGE as error:  # of a kind that nobody thought of
         raise CheckpointError(f"{place} is damaged: {first_line(error)}") from error
 
 
-def _opener(place):
+def _open(place, head):
     if place.suffix == ".index" and place.is_file():
         place = place.with_suffix("")
     if not place.is_dir():
         if place.with_name(place.name + ".index").is_file():
-            return lambda head: google.open_google(place, head)
+            return google.open_google(place, head)
         left = sorted(place.parent.glob(f".{place.name}.*.old"))
         raise CheckpointError(
             f"{place} is neither a folder nor the prefix of a TensorFlow checkpoint"
@@ -52,14 +52,14 @@ def _opener(place):
             + (f"; of the Hub it would be hf://{place}" if _like_a_repository(place) else "")
         )
     if (place / own.DESCRIPTION).is_file() and (place / own.WEIGHTS).is_file():
-        return lambda head: own.open_own(place)
+        return own.open_own(place)
     if (place / hugging_face.CONFIG).is_file():
         if keras_hub.recognise(place):
-            return lambda head: keras_hub.open_keras_hub(place)
+            return keras_hub.open_keras_hub(place)
         if hugging_face.weights_file(place):
-            return lambda head: hugging_face.open_hugging_face(place, head)
+            return hugging_face.open_hugging_face(place, head)
     if prefix := google.find_prefix(place):
-        return lambda head: google.open_google(prefix, head)
+        return google.open_google(prefix, head)
     hugging_face.refuse_pickle(place)
     raise CheckpointError(
         f"{place} holds no checkpoint that is known: no {own.WEIGHTS} with {own.DESCRIPTION} or "

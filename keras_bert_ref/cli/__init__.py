@@ -5,12 +5,13 @@ stopped because the loss was not finite, 130 interrupted.
 """
 
 import sys
+import warnings
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from keras_bert_ref.errors import BertError, ConfigError, DivergedError
+from keras_bert_ref.errors import BertError, BertWarning, ConfigError, DivergedError
 
 app = typer.Typer(
     help="BERT for TensorFlow and Keras 3: from raw text to a pretrained encoder.",
@@ -26,7 +27,7 @@ def main():
     # Each module adds its commands.
     from keras_bert_ref.cli import checkpoints, data, features, pretrain, quickstart  # noqa: F401
 
-    checkpoints.show_warnings()
+    _show_warnings_as_lines()
     try:
         app()
     except BertError as error:
@@ -34,6 +35,21 @@ def main():
         _stop(error, codes.get(type(error), 1))
     except OSError as error:  # a place that the user named and the system refuses
         _stop(f"{error.filename}: {error.strerror}" if error.filename else error, 1)
+
+
+def _show_warnings_as_lines():
+    """Prints this library's warnings as lines of their own, without a place in the code."""
+    usual = warnings.showwarning
+
+    def show(message, category, *place, **options):
+        if issubclass(category, BertWarning):
+            Console(stderr=True).print(
+                f"[yellow]warning:[/] {escape(str(message))}", soft_wrap=True
+            )
+        else:
+            usual(message, category, *place, **options)
+
+    warnings.showwarning = show
 
 
 def _stop(error, code):

@@ -3,19 +3,17 @@
 import collections
 import enum
 import math
-import warnings
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from keras_bert_ref.cli import app
 from keras_bert_ref.cli.progress import console
-from keras_bert_ref.errors import BertWarning, CheckpointError, OutputError
+from keras_bert_ref.errors import CheckpointError, OutputError
 
 _WHERE = "A checkpoint: a folder of any known format, a TensorFlow prefix, or hf://owner/name."
 
@@ -126,18 +124,3 @@ def fill_mask(
         for piece, probability in predictions:
             table.add_row(Text(piece), f"{probability:.1%}")
         console.print(table)
-
-
-def show_warnings():
-    """Prints warnings about checkpoints as a line of their own, without a place in the code."""
-    usual = warnings.showwarning
-
-    def show(message, category, *place, **options):
-        if issubclass(category, BertWarning):
-            Console(stderr=True).print(
-                f"[yellow]warning:[/] {escape(str(message))}", soft_wrap=True
-            )
-        else:
-            usual(message, category, *place, **options)
-
-    warnings.showwarning = show

@@ -9,7 +9,7 @@ import typer
 
 from keras_bert_ref.cli import app
 from keras_bert_ref.cli.checkpoints import Where
-from keras_bert_ref.cli.pretrain import PRECISIONS
+from keras_bert_ref.cli.pretrain import PRECISIONS, check_precision
 from keras_bert_ref.cli.progress import console, progress_bar
 from keras_bert_ref.errors import ConfigError, InputError, OutputError, TruncationWarning
 
@@ -99,10 +99,7 @@ def features(
     from keras_bert_ref.features.reading import InputFile
     from keras_bert_ref.features.writing import FeatureFile, check_output
 
-    if precision not in PRECISIONS:
-        raise ConfigError(
-            f"precision {precision!r} is unknown: choose one of {', '.join(PRECISIONS)}"
-        )
+    check_precision(precision)
     layers = _layers(layers)
     check_output(out, overwrite)
     texts = InputFile(texts, format, columns.split(",") if columns else (), header)

@@ -18,6 +18,14 @@ from keras_bert_ref.errors import ConfigError, OutputError
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
+def check_precision(precision):
+    """Raises ConfigError unless it is one of `PRECISIONS`."""
+    if precision not in PRECISIONS:
+        raise ConfigError(
+            f"precision {precision!r} is unknown: choose one of {', '.join(PRECISIONS)}"
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
     """What decides the result of a pretraining run; the defaults are the paper's (appendix A.2)."""
@@ -32,10 +40,7 @@ class Recipe:
     seed: int = 0  # of weights, dropout, data order and dynamic masks
 
     def __post_init__(self):
-        if self.precision not in PRECISIONS:
-            raise ConfigError(
-                f"precision {self.precision!r} is unknown: choose one of {', '.join(PRECISIONS)}"
-            )
+        check_precision(self.precision)
         for name in ("steps", "batch_size", "micro_batches"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")

@@ -94,6 +94,12 @@ def text_vector(statistics, pooling, specials, combine):
     return combine_layers(np.concatenate(parts, axis=-1), combine)
 
 
+def normalized(vectors):
+    """Returns vectors [..., D] scaled to length 1; those of zeros stay."""
+    length = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / np.maximum(length, np.finfo(np.float32).tiny)
+
+
 def pool_pieces(states, word_ids, pooling):
     """Makes one vector for each word of the vectors of its pieces.
 

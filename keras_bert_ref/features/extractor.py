@@ -15,6 +15,7 @@ from keras_bert_ref.features.combining import (
     choose,
     combine_layers,
     layer_numbers,
+    normalized,
     pool_pieces,
     statistics_for,
     text_vector,
@@ -220,8 +221,7 @@ class FeatureExtractor:
         values = compute(items, advance)
         for item, value in zip(items, values, strict=True):
             if self.normalize:
-                length = np.linalg.norm(value, axis=-1, keepdims=True)
-                value = value / np.maximum(length, np.finfo(np.float32).tiny)
+                value = normalized(value)
             if return_tokens:
                 kept = range(len(item.special))
                 if self.pooling == "pieces" and not self.specials:

@@ -17,6 +17,7 @@ from keras_bert_ref.features.combining import (
     choose,
     combine_layers,
     layer_numbers,
+    normalized,
     text_vector,
 )
 from keras_bert_ref.features.windows import check_input
@@ -177,10 +178,7 @@ class BertFeaturizer(TransformerMixin, BaseEstimator):
                 if self.pooling == "pooler" and "pooler" not in statistics:
                     raise ConfigError(f"{self.where} has no pooler: choose another pooling")
                 result[row] = text_vector(statistics, self.pooling, self.specials, self.combine)
-        if self.normalize:
-            length = np.linalg.norm(result, axis=1, keepdims=True)
-            result /= np.maximum(length, np.finfo(np.float32).tiny)
-        return result
+        return normalized(result) if self.normalize else result
 
 
 def _texts(table):

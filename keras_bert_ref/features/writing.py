@@ -275,16 +275,9 @@ def json_line(row, features, layers):
 
 
 def spellings(features):
-    """Returns what each vector of `TokenFeatures` stands for: a piece, or a word's pieces joined.
-
-    Specials are left out where they have no vector.
-    """
-    count = len(features.values)
-    if count == len(features.tokens):
+    """Returns what each vector of `TokenFeatures` stands for: a piece, or the pieces of a word."""
+    if len(features.values) == len(features.tokens):
         return features.tokens
-    real = [token for token, span in zip(features.tokens, features.offsets, strict=True) if span]
-    if count == len(real):
-        return real
     words, before = [], None
     for token, word in zip(features.tokens, features.word_ids, strict=True):
         if word is None or word != before:

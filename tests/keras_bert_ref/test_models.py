@@ -5,13 +5,13 @@ import warnings
 
 import numpy as np
 import pytest
+from model_checks import assert_weights_equal, dataset_of, floats, loss_of, values_of
 from numpy_bert import NumpyBert, cross_entropy, random_weights
 from small_bert import BATCH, CONFIG, PREDICTIONS, pretraining_batch, set_weights
 
 from keras_bert_ref import BertAdamW, BertConfig, BertEncoder, BertPretrainer, WarmupLinear
 from keras_bert_ref._tensorflow import keras, tf
 from keras_bert_ref.errors import ConfigError
-from keras_bert_ref.losses import denominators, share_of_loss
 
 SHALLOW = dataclasses.replace(CONFIG, num_hidden_layers=2)
 SHALLOWEST = dataclasses.replace(CONFIG, num_hidden_layers=1)  # where tracing is most of the time
@@ -24,34 +24,6 @@ def build(config=SHALLOW, seed=0, width=0.3, optimizer=None, **options):
     set_weights(model, weights)
     model.compile(optimizer=optimizer or BertAdamW(1e-3))
     return model, weights
-
-
-def dataset_of(batches):
-    """Returns a dataset of these (features, labels), whatever their sizes."""
-    spec = tf.nest.map_structure(
-        lambda x: tf.TensorSpec([None] * x.ndim, x.dtype), tuple(batches[0])
-    )
-    return tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec)
-
-
-def loss_of(model, features, labels):
-    weights = model.loss_weights(labels)
-    values = model.loss_values(labels, model(features, training=True))
-    return share_of_loss(values, weights, denominators(weights))
-
-
-def values_of(model):
-    return {v.path: v.numpy() for v in model.trainable_variables}
-
-
-def assert_weights_equal(given, expected, tolerance):
-    assert set(given) == set(expected)
-    for path, values in expected.items():
-        np.testing.assert_allclose(given[path], values, rtol=0, atol=tolerance, err_msg=path)
-
-
-def floats(results):
-    return {name: float(value) for name, value in results.items()}
 
 
 def numpy_metrics(config, weights, batches):

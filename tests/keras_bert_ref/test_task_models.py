@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from model_checks import assert_weights_equal, dataset_of, floats, loss_of, values_of
 from numpy_bert import NumpyBert, cross_entropy, random_weights
 from small_bert import BATCH, CONFIG, LENGTH, encoder_features, set_weights
 from task_batches import CHOICES, KINDS, MODELS, NAMES, TAGS, task_batch
@@ -20,7 +21,6 @@ from keras_bert_ref import (
 )
 from keras_bert_ref._tensorflow import keras, tf
 from keras_bert_ref.errors import ConfigError
-from keras_bert_ref.losses import denominators, share_of_loss
 
 SHALLOW = dataclasses.replace(CONFIG, num_hidden_layers=1)  # the encoder has tests of its own
 
@@ -73,31 +73,6 @@ def numpy_metrics(kind, outputs, labels):
     return metrics if right is None else {**metrics, "accuracy": right / number}
 
 
-def loss_of(model, features, labels):
-    weights = model.loss_weights(labels)
-    values = model.loss_values(labels, model(features, training=True))
-    return share_of_loss(values, weights, denominators(weights))
-
-
-def values_of(model):
-    return {v.path: v.numpy() for v in model.trainable_variables}
-
-
-def assert_weights_equal(given, expected, tolerance):
-    assert set(given) == set(expected)
-    for path, values in expected.items():
-        np.testing.assert_allclose(given[path], values, rtol=0, atol=tolerance, err_msg=path)
-
-
-def floats(results):
-    return {name: float(value) for name, value in results.items()}
-
-
-def dataset_of(*batches):
-    spec = tf.nest.map_structure(lambda x: tf.TensorSpec([None] * x.ndim, x.dtype), batches[0])
-    return tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec)
-
-
 HEADS = {
     "classifier": ("classifier", len(NAMES)),
     "regression": ("classifier", 1),
@@ -147,7 +122,7 @@ def test_evaluate_counts_labels_not_batches(kind):
         numpy_sums(kind, numpy_outputs(kind, SHALLOW, weights, features), labels)
         for features, labels in batches
     ]
-    given = model.evaluate(dataset_of(*batches), verbose=0, return_dict=True)
+    given = model.evaluate(dataset_of(batches), verbose=0, return_dict=True)
     number, loss = (sum(s[i] for s in sums) for i in range(2))
     assert given["loss"] == pytest.approx(loss / number, abs=2e-5)
     if kind == "regression":
@@ -495,7 +470,7 @@ def test_any_number_of_choices():
 def test_predict_over_batches_of_different_lengths(kind):
     model, _ = build(kind)
     batches = [task_batch(kind, 1)[0], task_batch(kind, 2, length=9)[0]]
-    given = model.predict(dataset_of(*batches), verbose=0)
+    given = model.predict(dataset_of(batches), verbose=0)
     for name, values in given.items():
         expected = [row for features in batches for row in model(features)[name].numpy()]
         ragged = kind in ("span", "tagger")  # what Keras makes of batches that differ in S

@@ -1,13 +1,15 @@
 """`info`, `convert` and `fill-mask` as a person uses them."""
 
+import functools
 import subprocess
 import sys
 
 import pytest
 from checkpoint_models import TAGS, assert_same_weights, make
+from command_line import run_command
 from shared_data import shared
 
-from keras_bert_ref import cli, load_pretrained
+from keras_bert_ref import load_pretrained
 from keras_bert_ref.cli import progress
 
 
@@ -16,16 +18,7 @@ def command(monkeypatch, capsys):
     """Runs the command line in this process; returns its exit code, output and errors."""
     monkeypatch.setattr(progress.console, "_width", 300, raising=False)
 
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["keras-bert-ref", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code or 0
-        return code, *capsys.readouterr()
-
-    return run
+    return functools.partial(run_command, monkeypatch, capsys)
 
 
 def test_info_tells_what_a_checkpoint_holds(command, tmp_path):

@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 from checkpoint_models import LABELS, assert_same_weights, make, tokenizer, weights_of
+from shared_data import FIXTURES
 from small_bert import CONFIG, encoder_features
 
 from keras_bert_ref import (
@@ -380,6 +381,19 @@ def test_settings_that_are_refused(changes, tmp_path):
     make("classifier").save_pretrained(tmp_path / "x", format="hf")
     edit(tmp_path / "x" / "config.json", **changes)
     with pytest.raises((CheckpointError, ConfigError), match=next(iter(changes))):
+        load_pretrained(tmp_path / "x")
+
+
+@pytest.mark.parametrize("kind", ["model_garden", "keras_hub"])
+def test_a_trillion_layers_are_not_looked_for(kind, tmp_path):
+    shutil.copytree(FIXTURES / "checkpoints" / kind, tmp_path / "x")
+    if kind == "keras_hub":
+        settings = json.loads((tmp_path / "x" / "config.json").read_text())
+        settings["config"]["num_layers"] = 10**12
+        edit(tmp_path / "x" / "config.json", **settings)
+    else:
+        edit(tmp_path / "x" / "bert_config.json", num_hidden_layers=10**12)
+    with pytest.raises(CheckpointError, match="asks for 1000000000000 layers"):
         load_pretrained(tmp_path / "x")
 
 

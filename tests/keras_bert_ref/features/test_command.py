@@ -16,9 +16,10 @@ import h5py
 import numpy as np
 import pytest
 from checkpoint_models import make, tokenizer
+from command_line import run_command
 from shared_data import shared
 
-from keras_bert_ref import BertConfig, BertEncoder, FeatureExtractor, WordPieceTokenizer, cli
+from keras_bert_ref import BertConfig, BertEncoder, FeatureExtractor, WordPieceTokenizer
 from keras_bert_ref.cli import features as command_module
 from keras_bert_ref.cli import progress
 from keras_bert_ref.features import extractor as extractor_module
@@ -65,16 +66,7 @@ def command(monkeypatch, capsys, loaded):
 
     monkeypatch.setattr(extractor_module, "FeatureExtractor", load)
 
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["keras-bert-ref", "features", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code or 0
-        return code, *capsys.readouterr()
-
-    return run
+    return functools.partial(run_command, monkeypatch, capsys, "features")
 
 
 def read(path):
