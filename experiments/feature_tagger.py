@@ -10,6 +10,7 @@ from keras_bert_ref import BertAdamW, ScalarMix, WarmupLinear
 from keras_bert_ref._tensorflow import keras, tf
 from keras_bert_ref.losses import denominators, scored, scored_cross_entropy, share_of_loss
 from keras_bert_ref.tasks import conll
+from keras_bert_ref.tasks.batching import shuffled_batches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +82,7 @@ def train(splits, mixed, recipe, seed, on_epoch=lambda epoch, f1, seconds: None)
     tag_ids = {name: n for n, name in enumerate(names)}
     model = build(splits["train"].features.shape, mixed, len(names), recipe)
     rng = np.random.default_rng(seed)
+    lengths = np.diff(splits["train"].starts)
     sentences = len(splits["train"].tags)
     steps = recipe.epochs * -(-sentences // recipe.batch_size)
     warmup = int(recipe.warmup * steps)
@@ -91,7 +93,7 @@ def train(splits, mixed, recipe, seed, on_epoch=lambda epoch, f1, seconds: None)
 
     scores, best = [], None
     for epoch in range(1, recipe.epochs + 1):
-        for chosen in shuffled_batches(splits["train"].starts, recipe.batch_size, rng):
+        for chosen in shuffled_batches(lengths, recipe.batch_size, rng):
             step(*map(tf.constant, splits["train"].batch(chosen, tag_ids)))
         dev = evaluate(forward, splits["dev"], names)
         scores.append(dev["f1"])
@@ -124,27 +126,6 @@ def build(shape, mixed, tags, recipe):
         x = keras.layers.Dropout(recipe.dropout, dtype=policy)(x)
     logits = keras.layers.Dense(tags, dtype="float32", name="tags")(x)
     return keras.Model([features, lengths], logits)
-
-
-def shuffled_batches(starts, size, rng, pool=32):
-    """Yields batches of sentences of similar lengths in random order, each sentence once.
-
-    Args:
-        starts: int [sentences + 1], see `Split`.
-        size: sentences of a batch.
-        rng: a NumPy `Generator`.
-        pool: how many batches are made of sentences drawn at random and sorted by length.
-    """
-    lengths, order = np.diff(starts), rng.permutation(len(starts) - 1)
-    # What does not fill a batch is a batch of random sentences, not of the longest ones.
-    whole = len(order) // size * size
-    batches = [order[whole:]] if whole < len(order) else []
-    for first in range(0, whole, pool * size):
-        chosen = order[first : min(whole, first + pool * size)]
-        chosen = chosen[np.argsort(lengths[chosen], kind="stable")]
-        batches += np.split(chosen, len(chosen) // size)
-    for n in rng.permutation(len(batches)):
-        yield batches[n]
 
 
 def evaluate(forward, split, names, size=64):

@@ -56,6 +56,10 @@ class CheckpointWarning(BertWarning):
     """A checkpoint does not say, or does not have, all that a model needs."""
 
 
+class InputWarning(BertWarning):
+    """A part of the input could not be used, and was passed over."""
+
+
 class TruncationWarning(BertWarning):
     """Texts were longer than the model reads, and were cut."""
 

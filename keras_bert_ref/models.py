@@ -159,8 +159,8 @@ class BertClassifier(OneLossModel):
 
     Features are the encoder's inputs. With `labels`, the output is `logits` float32 [B, C] and the
     label `label_ids` int32 [B], negative where it is not to be scored; metrics are `loss` (nats)
-    and `accuracy`. Without, the output is `scores` float32 [B] and the label `targets` float32 [B];
-    the only metric is `loss`, the mean squared error.
+    and `accuracy`. Without, the output is `scores` float32 [B] and the label `targets` float32 [B],
+    NaN where it is not to be scored; the only metric is `loss`, the mean squared error.
 
     Args:
         encoder_or_config: a `BertEncoder` with a pooler, or the `BertConfig` to build one from.
@@ -210,13 +210,15 @@ class BertClassifier(OneLossModel):
     def loss_weights(self, labels):
         if self.labels:
             return super().loss_weights(labels)
-        # Ones, but made from the data, as in BertPretrainer.
-        return {"loss": tf.cast(tf.math.is_finite(self._targets(labels)), tf.float32)}
+        return {"loss": 1.0 - tf.cast(tf.math.is_nan(self._targets(labels)), tf.float32)}
 
     def loss_values(self, labels, outputs):
         if self.labels:
             return super().loss_values(labels, outputs)
-        return {"loss": tf.square(outputs["scores"] - self._targets(labels))}
+        targets = self._targets(labels)
+        # A NaN would survive its weight of 0.
+        targets = tf.where(tf.math.is_nan(targets), 0.0, targets)
+        return {"loss": tf.square(outputs["scores"] - targets)}
 
     def _targets(self, labels):
         targets = tf.cast(labels["targets"], tf.float32)

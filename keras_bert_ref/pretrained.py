@@ -1,5 +1,20 @@
 """Models that load from any published BERT checkpoint, and are saved as one."""
 
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskDescription:
+    """What a model was fine-tuned for, as it is saved with the model.
+
+    Attributes:
+        name: of the `Task`; of one that is not this library's, "file.py:Class".
+        settings: its fields.
+    """
+
+    name: str
+    settings: dict
+
 
 def encoder_of(model):
     """Returns the encoder of a task model, or the encoder that is given."""
@@ -13,11 +28,13 @@ class Pretrained:
         tokenizer: the `WordPieceTokenizer` that made the model's text into ids; None until it is
             set, or a checkpoint brings one.
         load_report: the `LoadReport` of a model that was loaded; else None.
+        task: the `TaskDescription` of what it was fine-tuned for; None for nothing.
     """
 
     head = None  # the part of a checkpoint that makes a model of this kind
     tokenizer = None
     load_report = None
+    task = None
 
     @classmethod
     def from_pretrained(cls, where, *, strict=False, **options):

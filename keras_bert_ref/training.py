@@ -110,6 +110,9 @@ class Trainer:
         schedule: a `TrainingSchedule`.
         jit_compile: whether XLA compiles the whole step; "auto" does on GPU and TPU, where it is
             fast, and not on CPU, where it is not.
+
+    Attributes:
+        stop: set it, such as in a function that evaluates, to end training before the last step.
     """
 
     def __init__(self, model, folder, schedule, *, jit_compile="auto"):
@@ -120,6 +123,7 @@ class Trainer:
         if getattr(model, "optimizer", None) is None:
             raise ConfigError("the model has no optimizer: call model.compile(optimizer=…) first")
         self.jit_compile = whole_step_compiles() if jit_compile == "auto" else jit_compile
+        self.stop = False
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         with self.strategy.scope():
@@ -177,7 +181,7 @@ class Trainer:
                 dataset of (features, labels), of the batch size of one replica; a step takes a
                 batch for each replica. The same first step must always give the same batches.
             evaluation: a finite dataset of (features, labels) in batches of any size, which the
-                replicas share, or None.
+                replicas share; a function that returns metrics, name → number; or None.
             report: a function called with (step, metrics) after each host call, where metrics is
                 None between logged steps.
 
@@ -202,7 +206,7 @@ class Trainer:
         results, steps_per_second = {}, 0.0
         self.model.reset_metrics()
         try:
-            while step < schedule.steps:
+            while step < schedule.steps and not self.stop:
                 due = schedule.next_event(step)
                 count = min(due - step, max(1, int(steps_per_second * _SECONDS_PER_CALL)))
                 began = time.perf_counter()
@@ -226,7 +230,7 @@ class Trainer:
                     results = self._log(writer, step, "heldout", self.evaluate(evaluation))
                     self.model.reset_metrics()
                 # Last, so that a run which goes on from here has nothing to catch up on.
-                if last or step % schedule.checkpoint_every == 0:
+                if last or self.stop or step % schedule.checkpoint_every == 0:
                     self._save(step)
         except KeyboardInterrupt:
             if self.step:
@@ -237,7 +241,9 @@ class Trainer:
         return results
 
     def evaluate(self, dataset):
-        """Returns the model's metrics over a finite dataset of (features, labels)."""
+        """Returns the metrics over a finite dataset of (features, labels), or of a function."""
+        if callable(dataset):
+            return dataset()
         self.model.reset_metrics()
         for batch in self.strategy.experimental_distribute_dataset(dataset):
             self._test_function(batch)

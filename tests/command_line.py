@@ -6,11 +6,14 @@ from keras_bert_ref import cli
 
 
 def run_command(monkeypatch, capsys, *arguments):
-    """Returns the exit code, the output and the errors of `keras-bert-ref` with these arguments."""
+    """Returns the exit code, the output and the errors of `keras-bert-ref` with these arguments.
+
+    In a fixture of a module there is no `capsys`, and what was printed is not known.
+    """
     monkeypatch.setattr(sys, "argv", ["keras-bert-ref", *map(str, arguments)])
     code = 0
     try:
         cli.main()
     except SystemExit as end:
         code = end.code or 0
-    return code, *capsys.readouterr()
+    return code, *(capsys.readouterr() if capsys else (None, None))

@@ -10,6 +10,7 @@ import numpy as np
 from keras_bert_ref.checkpoints.names import names
 from keras_bert_ref.config import BertConfig
 from keras_bert_ref.errors import CheckpointError
+from keras_bert_ref.pretrained import TaskDescription
 from keras_bert_ref.tokenization import WordPieceTokenizer
 
 # The task model of each head that a checkpoint may hold. The first one found is what it is.
@@ -83,6 +84,7 @@ class Checkpoint:
         attention: "bidirectional" or "left_to_right".
         labels: names of the labels of a classifier or tagger; None for a regression.
         dropout: the rate before a classifier's or tagger's dense layer.
+        task: the `TaskDescription` of what it was fine-tuned for, where that is told.
     """
 
     where: Path
@@ -95,6 +97,7 @@ class Checkpoint:
     attention: str = "bidirectional"
     labels: tuple[str, ...] | None = None
     dropout: float = 0.1
+    task: TaskDescription | None = None
 
     def __post_init__(self):
         if self.tokenizer is not None and self.tokenizer.vocab_size > self.config.vocab_size:

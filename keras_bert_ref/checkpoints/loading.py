@@ -116,6 +116,9 @@ def load(model_class, checkpoint, strict, options):
             "will be what the model computes from them"
         )
     model.tokenizer, model.load_report = checkpoint.tokenizer, report
+    # Another head than the stored one is for another task.
+    if not any(path.startswith(f"{model.head}/") for path in initialized):
+        model.task = checkpoint.task
     return model
 
 

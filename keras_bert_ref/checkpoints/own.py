@@ -12,7 +12,7 @@ from keras_bert_ref.checkpoints.tokenizer_files import find_tokenizer
 from keras_bert_ref.config import BertConfig
 from keras_bert_ref.errors import CheckpointError
 from keras_bert_ref.files import read_json, replace_text
-from keras_bert_ref.pretrained import encoder_of
+from keras_bert_ref.pretrained import TaskDescription, encoder_of
 
 DESCRIPTION = "keras_bert_ref.json"
 WEIGHTS = "model.safetensors"
@@ -30,6 +30,7 @@ class Description:
         dropout: the rate before a classifier's or tagger's dense layer; None for other models.
         vocabulary_sha256: see `WordPieceTokenizer.vocabulary_sha256`; None without a vocabulary.
         library_version: what wrote it.
+        task: the `TaskDescription` of what it was fine-tuned for; None for nothing.
     """
 
     head: str | None
@@ -38,6 +39,7 @@ class Description:
     dropout: float | None
     vocabulary_sha256: str | None
     library_version: str
+    task: TaskDescription | None = None
 
     @classmethod
     def of(cls, model):
@@ -50,6 +52,7 @@ class Description:
             dropout=getattr(model, "dropout", None),
             vocabulary_sha256=model.tokenizer and model.tokenizer.vocabulary_sha256,
             library_version=keras_bert_ref.__version__,
+            task=model.task,
         )
 
     @classmethod
@@ -73,6 +76,8 @@ class Description:
                 if not isinstance(found.labels, list) or not found.labels:
                     raise ValueError(f"labels is {found.labels!r}, not a list of names")
                 found = dataclasses.replace(found, labels=tuple(map(str, found.labels)))
+            if found.task is not None:
+                found = dataclasses.replace(found, task=TaskDescription(**found.task))
             if found.dropout is not None:
                 found = dataclasses.replace(found, dropout=float(found.dropout))
             return found
@@ -100,6 +105,7 @@ class Description:
             "attention": self.attention,
             "labels": self.labels,
             "tokenizer": tokenizer,
+            "task": self.task,
         }
         return told if self.dropout is None else {**told, "dropout": self.dropout}
 

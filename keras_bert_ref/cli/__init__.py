@@ -25,7 +25,14 @@ app = typer.Typer(
 def main():
     """Runs the command line; errors of input end in a sentence, not in a stack trace."""
     # Each module adds its commands.
-    from keras_bert_ref.cli import checkpoints, data, features, pretrain, quickstart  # noqa: F401
+    from keras_bert_ref.cli import (  # noqa: F401
+        checkpoints,
+        data,
+        features,
+        finetune,
+        pretrain,
+        quickstart,
+    )
 
     _show_warnings_as_lines()
     try:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from experiments import feature_based_ner, feature_tagger, word_features
 from experiments.bilstm import BiLSTM
 from experiments.document_context import windows
-from experiments.feature_tagger import Recipe, shuffled_batches
+from experiments.feature_tagger import Recipe
 from experiments.table7 import ROWS, table, write_report
 from keras_bert_ref import BertConfig, BertEncoder, WordPieceTokenizer
 from keras_bert_ref._tensorflow import keras, tf
@@ -102,14 +102,6 @@ def test_bilstm_starts_as_keras_does():
     layer.build((None, None, 5), (None,))
     for bias in layer.biases:
         assert bias.numpy().tolist() == [0.0] * 7 + [1.0] * 7 + [0.0] * 14
-
-
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=100), st.integers(1, 9))
-def test_each_sentence_is_in_one_batch(lengths, size):
-    starts = np.cumsum([0, *lengths])
-    batches = list(shuffled_batches(starts, size, np.random.default_rng(0), pool=3))
-    assert sorted(np.concatenate(batches)) == list(range(len(lengths)))
-    assert max(map(len, batches)) <= size and len(batches) == -(-len(lengths) // size)
 
 
 # --- end to end

@@ -541,6 +541,23 @@ def test_a_missing_label_is_named(kind):
         model.train_step((features, labels))
 
 
+def test_a_target_that_is_nan_is_not_scored():
+    features, labels = task_batch("regression")
+    targets = labels["targets"].copy()
+    targets[[0, 5]] = np.nan
+    kept = np.isfinite(targets)
+    results, weights = [], []
+    for chosen, values in ((slice(None), targets), (kept, targets[kept])):
+        keras.utils.set_random_seed(0)
+        model = MODELS["regression"](CONFIG)
+        model.compile(optimizer=BertAdamW(1e-3))
+        part = {name: x[chosen] for name, x in features.items()}
+        results.append(float(model.train_step((part, {"targets": values}))["loss"]))
+        weights.append(values_of(model))
+    assert results[0] == pytest.approx(results[1], rel=1e-5)
+    assert_weights_equal(*weights, 1e-5)
+
+
 def test_targets_of_another_shape_are_refused():
     model, _ = build("regression", SHALLOW)
     features, labels = task_batch("regression")

@@ -1,0 +1,136 @@
+"""How many texts a second become vectors: this library beside sentence-transformers.
+
+    python -m experiments.benchmarks.feature_extraction SQUAD MODEL
+
+SQUAD is a file of SQuAD, of which questions and paragraphs are read in random order; MODEL is a
+checkpoint that sentence-transformers can read as well: the last layer's mean over pieces, at most
+256 of them. Each contender runs in a fresh process, in turn, so that a busy machine slows all
+alike: one pass to warm up, which is shown too, and one that counts. Both sides sort by length.
+"""
+
+import importlib.util
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+LENGTH = 256
+
+_OURS = """
+from keras_bert_ref import FeatureExtractor
+extractor = FeatureExtractor(
+    model, layers=(-1,), max_length={length},
+    dtype="mixed_bfloat16" if precision == "bfloat16" else "float32",
+)
+def encode(texts):
+    return extractor.extract(texts)
+"""
+_THEIRS = """
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.models import Pooling, Transformer
+kinds = {{"float32": torch.float32, "bfloat16": torch.bfloat16}}
+transformer = Transformer(model, max_seq_length={length}, model_args={{"dtype": kinds[precision]}})
+model = SentenceTransformer(
+    modules=[transformer, Pooling(transformer.get_word_embedding_dimension())], device="cpu"
+)
+def encode(texts):
+    return model.encode(texts, batch_size=32, show_progress_bar=False).astype("float32")
+"""
+_RUN = """
+import json, sys, time, warnings
+warnings.simplefilter("ignore")
+import numpy as np
+model, precision, source, vectors = sys.argv[1:]
+texts = json.load(open(source))
+{contender}
+seconds = []
+for _ in range(2):
+    began = time.perf_counter()
+    found = encode(texts)
+    seconds.append(time.perf_counter() - began)
+np.save(vectors, found)
+print(json.dumps(seconds))
+"""
+
+
+def read_texts(path, questions, paragraphs):
+    """Returns questions and paragraphs of a file of SQuAD, shuffled."""
+    articles = json.loads(Path(path).read_text(encoding="utf-8"))["data"]
+    found = [paragraph for article in articles for paragraph in article["paragraphs"]]
+    asked = [qa["question"] for paragraph in found for qa in paragraph["qas"]]
+    order = random.Random(0)
+    texts = order.sample(asked, questions)
+    texts += order.sample([paragraph["context"] for paragraph in found], paragraphs)
+    order.shuffle(texts)
+    return texts
+
+
+def measure(contender, model, precision, source, vectors):
+    """Returns the seconds of the first and of the second pass."""
+    program = _RUN.format(contender=contender.format(length=LENGTH))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, model, precision, source, vectors],
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main(
+    squad: Annotated[Path, typer.Argument(help="dev-v1.1.json or the like.")],
+    model: Annotated[str, typer.Argument(help="A checkpoint in the format of transformers.")],
+    questions: Annotated[int, typer.Option(help="How many questions are read.")] = 1500,
+    paragraphs: Annotated[int, typer.Option(help="How many paragraphs are read.")] = 300,
+    rounds: Annotated[int, typer.Option(help="Turns of each contender.")] = 5,
+):
+    """Prints medians of texts a second, and how near the vectors are to each other."""
+    contenders = {"this library": _OURS}
+    if importlib.util.find_spec("sentence_transformers"):
+        contenders["sentence-transformers"] = _THEIRS
+    texts = read_texts(squad, questions, paragraphs)
+    rates, first, vectors = {}, {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        source, place = Path(folder, "texts.json"), Path(folder, "vectors.npy")
+        source.write_text(json.dumps(texts))
+        for _ in track(range(rounds), description="turns"):
+            for precision in ("float32", "bfloat16"):
+                for name, contender in contenders.items():
+                    key = precision, name
+                    seconds = measure(contender, model, precision, str(source), str(place))
+                    first.setdefault(key, []).append(len(texts) / seconds[0])
+                    rates.setdefault(key, []).append(len(texts) / seconds[1])
+                    vectors[key] = np.load(place)
+    table = Table(title=f"{len(texts):,} texts, {Path(model).name}, {rounds} turns: texts a second")
+    for column in ("", "", "median", "(range)", "first pass", "ratio, median of turns", "cosine"):
+        table.add_column(column, justify="right" if column else "left")
+    for (precision, name), found in rates.items():
+        own, exact = rates[precision, "this library"], vectors["float32", "this library"]
+        near = np.sum(vectors[precision, name] * exact, axis=1)
+        near /= np.linalg.norm(vectors[precision, name], axis=1) * np.linalg.norm(exact, axis=1)
+        table.add_row(
+            precision,
+            name,
+            f"{statistics.median(found):.0f}",
+            f"{min(found):.0f} – {max(found):.0f}",
+            f"{statistics.median(first[precision, name]):.0f}",
+            f"{statistics.median(a / b for a, b in zip(own, found, strict=True)):.2f}",
+            f"≥ {near.min():.4f}",
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
