@@ -49,7 +49,7 @@ class BertWarning(UserWarning):
         frame, level = sys._getframe(1), 2
         while frame.f_back and frame.f_globals.get("__name__", "").startswith("keras_bert_ref"):
             frame, level = frame.f_back, level + 1
-        warnings.warn(message, cls, stacklevel=level - 1)
+        warnings.warn(message, cls, stacklevel=level)
 
 
 class CheckpointWarning(BertWarning):

@@ -16,8 +16,8 @@ from keras_bert_ref._tensorflow import keras, tf
 from keras_bert_ref.errors import CheckpointWarning, ConfigError, OutputError
 from keras_bert_ref.files import replace_text, writing
 from keras_bert_ref.optimization import BertAdamW, WarmupLinear
-from keras_bert_ref.tasks.batching import TrainingBatches
-from keras_bert_ref.tasks.prediction import Predictor, check_length
+from keras_bert_ref.tasks.dataset import dataset_of, training_batches
+from keras_bert_ref.tasks.prediction import Predictor
 from keras_bert_ref.tasks.registry import describe
 from keras_bert_ref.training import (
     Trainer,
@@ -188,9 +188,7 @@ class FineTuning:
         keras.utils.set_random_seed(trial.seed)
         with self.strategy.scope():
             model = self._model()
-            longest = model.encoder.config.max_position_embeddings
-            rows = self._rows(model)
-            batches = TrainingBatches(rows, trial.batch_size, longest, trial.seed)
+            batches = training_batches(self.task, model, self.train, trial.batch_size, trial.seed)
             steps = trial.epochs * batches.per_epoch
             rate = WarmupLinear(trial.learning_rate, steps, steps // 10)
             model.compile(optimizer=BertAdamW(rate))
@@ -213,7 +211,7 @@ class FineTuning:
             if best is None or scores[self.task.metric] > best:
                 model.task = describe(self.task.chosen_on_dev(scores), self.description.name)
                 model.save_pretrained(folder / "model", overwrite=True)
-                lines = [json.dumps(found, ensure_ascii=False) + "\n" for found in predictions]
+                lines = [json.dumps(found) + "\n" for found in predictions]
                 replace_text(folder / _PREDICTIONS, "".join(lines))
             history.append({"step": trainer.step, **scores})
             trainer.stop = self._has_waited(history)
@@ -233,7 +231,7 @@ class FineTuning:
             "dev": {name: value for name, value in best.items() if name != "step"},
             "epoch": best["step"] // batches.per_epoch,
             "history": history,
-            "rows": len(rows),
+            "rows": len(batches.rows),
             "seconds": round(time.perf_counter() - began, 1),
         }
 
@@ -251,18 +249,7 @@ class FineTuning:
             CheckpointWarning.issue(
                 f"{self.where} has no values for {', '.join(lost)}: fine-tuning starts them afresh"
             )
-        check_length(model, self.task)
         return model
-
-    def _rows(self, model):
-        if model.tokenizer is None:
-            raise ConfigError(f"{self.where} has no vocabulary: keep vocab.txt with it")
-        labels = getattr(model, "labels", None)
-        return [
-            row
-            for example in self.train
-            for row in self.task.features(example, model.tokenizer, labels, True)
-        ]
 
     def _dataset(self, batches):
         """Returns a function as `Trainer.train` takes it: (first step, context) to a dataset."""
@@ -280,11 +267,7 @@ class FineTuning:
                     for n in range(replicas):
                         yield tf.nest.map_structure(lambda x, n=n: np.split(x, replicas)[n], batch)
 
-            first = next(batches.starting_at(0))
-            signature = tf.nest.map_structure(
-                lambda x: tf.TensorSpec([None] * x.ndim, x.dtype), first
-            )
-            return tf.data.Dataset.from_generator(generate, output_signature=signature).prefetch(4)
+            return dataset_of(batches, generate)
 
         return make
 

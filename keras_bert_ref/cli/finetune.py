@@ -211,7 +211,7 @@ def predict(
     with _lines(texts) as lines, _output(out) as write:
         examples = (_example(task, *line, json_lines) for line in lines)
         for prediction in Predictor(model, task, batch_size).stream(examples, at_once):
-            write(json.dumps(prediction, ensure_ascii=False) + "\n")
+            write(json.dumps(prediction) + "\n")
 
 
 def _settings(pairs):
@@ -263,7 +263,7 @@ def _predict(model, task, examples, batch_size):
 def _write(task, examples, predictions, folder, split):
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions]
+    lines = [json.dumps(prediction) + "\n" for prediction in predictions]
     replace_text(folder / "predictions.jsonl", "".join(lines))
     paths = [folder / "predictions.jsonl", *task.write(examples, predictions, folder, split)]
     console.print(*paths, sep="\n", markup=False, soft_wrap=True)

@@ -48,7 +48,7 @@ def shuffled_batches(lengths, size, rng, pool=_POOL):
 def row_length(row):
     """Returns the number of pieces of a row; of several choices, of the longest."""
     ids = row.input_ids
-    return max(map(len, ids)) if ids and not np.isscalar(ids[0]) else len(ids)
+    return max(map(len, ids)) if len(ids) and not np.isscalar(ids[0]) else len(ids)
 
 
 def batch_arrays(rows, size, length):

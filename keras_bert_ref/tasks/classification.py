@@ -69,7 +69,7 @@ class TextClassification(Task):
             label = self.label_of(row.get(self.label), f"{path}, line {number}")
             examples.append(TextExample(*self._texts_of(row), label))
         if broken:
-            InputWarning.issue(f"{path}: {broken:,} broken lines are passed over")
+            InputWarning.issue(f"{path}: broken lines passed over: {broken:,}")
         if not examples:
             raise InputError(f"{path} holds no example")
         return examples

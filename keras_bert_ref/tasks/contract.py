@@ -123,17 +123,36 @@ class Task:
         """Returns the task with the settings that its scores on dev show to be best."""
         return self
 
+    def dataset(self, model, examples, batch_size=32, seed=0):
+        """Returns a `tf.data.Dataset` for `fit`: an epoch, of another order each time.
+
+        Args:
+            model: a model for this task, with its tokenizer.
+            examples: examples with labels.
+            batch_size: B, rows of a batch; the last one is filled up with rows that do not count.
+            seed: of the order.
+        """
+        from keras_bert_ref.tasks.dataset import epochs_of, training_batches
+
+        return epochs_of(training_batches(self, model, examples, batch_size, seed))
+
     def predict(self, model, values, batch_size=32):
-        """Returns the predictions for values that `example` takes.
+        """Returns the predictions for values that `example` takes, such as texts.
 
         Args:
             model: a model that was fine-tuned for this task, with its tokenizer.
-            values: an iterable, such as of texts.
+            values: an iterable.
             batch_size: rows that the model reads at once.
         """
         from keras_bert_ref.tasks.prediction import Predictor
 
         return Predictor(model, self, batch_size)([self.example(value) for value in values])
+
+    def evaluate(self, model, examples, batch_size=32):
+        """Returns the scores of a model on examples, see `score`."""
+        from keras_bert_ref.tasks.prediction import Predictor
+
+        return self.score(examples, Predictor(model, self, batch_size)(examples))
 
     def write(self, examples, predictions, folder, split):
         """Writes predictions in the shape that the task's leaderboard takes; returns the paths."""

@@ -24,9 +24,7 @@ class Predictor:
     """
 
     def __init__(self, model, task, batch_size=32):
-        if model.tokenizer is None:
-            raise CheckpointError("the model has no tokenizer: set it, or keep vocab.txt with it")
-        check_length(model, task)
+        check_fits(model, task)
         self.model, self.task, self.batch_size = model, task, batch_size
         specs = {name: tf.TensorSpec(x.shape, x.dtype, name) for name, x in model.input.items()}
         # Which outputs have an axis of pieces (or choices), and so padding.
@@ -92,8 +90,10 @@ class Predictor:
         return results
 
 
-def check_length(model, task):
-    """Raises CheckpointError if a task's rows can be longer than a model reads."""
+def check_fits(model, task):
+    """Raises CheckpointError if a model has no tokenizer, or reads fewer pieces than a task has."""
+    if model.tokenizer is None:
+        raise CheckpointError("the model has no tokenizer: set it, or keep vocab.txt with it")
     longest = model.encoder.config.max_position_embeddings
     if task.max_length > longest:
         raise CheckpointError(

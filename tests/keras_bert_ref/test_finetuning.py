@@ -5,10 +5,11 @@ import json
 import warnings
 
 import checkpoint_models
+import numpy as np
 import pytest
 from letter_task import DEV, TRAIN, examples, save_encoder
 
-from keras_bert_ref import BertClassifier
+from keras_bert_ref import BertAdamW, BertClassifier
 from keras_bert_ref.errors import BertWarning, CheckpointError, ConfigError, InputError
 from keras_bert_ref.finetuning import GRID, FineTuning, Trial, trials_of
 from keras_bert_ref.tasks.classification import TextClassification, TextRegression
@@ -31,9 +32,17 @@ def prepared(start, folder, **options):
 
 
 @pytest.fixture(scope="module")
-def done(start, tmp_path_factory):
-    """Returns a run of three trials that has ended."""
+def whole(start, tmp_path_factory):
+    """Returns a run of one trial that was not disturbed, and its model."""
     run = prepared(start, tmp_path_factory.mktemp("done"))
+    run.run([TRIAL])
+    return run, BertClassifier.from_pretrained(run.folder / "model")
+
+
+@pytest.fixture(scope="module")
+def done(whole):
+    """Returns the same run, after two random restarts."""
+    run, _ = whole
     run.run(trials_of(TRIAL, restarts=3, over={}))
     return run
 
@@ -83,8 +92,8 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("at", [1, 7, 10])  # in the first epoch, at its end, in the second
-def test_a_killed_run_goes_on_to_the_same_model(start, done, tmp_path, at):
+@pytest.mark.parametrize("at", [1, 9])  # before the first epoch's end, and after
+def test_a_killed_run_goes_on_to_the_same_model(start, whole, tmp_path, at):
     def kill(trial, step, steps, metrics):
         if step >= at:
             raise Killed
@@ -92,24 +101,12 @@ def test_a_killed_run_goes_on_to_the_same_model(start, done, tmp_path, at):
     with pytest.raises(Killed):
         prepared(start, tmp_path).run([TRIAL], kill)
     assert not (tmp_path / "results.json").exists()
-    run = prepared(start, tmp_path)
-    (result,) = run.run([TRIAL])
-    (whole,) = [one for one in done.results if one["seed"] == TRIAL.seed]
-    assert result["history"] == whole["history"]
-
-
-def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(start, tmp_path):
-    def kill(trial, step, steps, metrics):
-        if step >= 9:
-            raise Killed
-
-    prepared(start, tmp_path / "whole").run([TRIAL])
-    with pytest.raises(Killed):
-        prepared(start, tmp_path / "killed").run([TRIAL], kill)
-    prepared(start, tmp_path / "killed").run([TRIAL])
-    checkpoint_models.assert_same_weights(
-        *(BertClassifier.from_pretrained(tmp_path / name / "model") for name in ("killed", "whole"))
-    )
+    (result,) = prepared(start, tmp_path).run([TRIAL])
+    undisturbed, model = whole
+    (expected,) = [one for one in undisturbed.results if one["seed"] == TRIAL.seed]
+    assert result["history"] == expected["history"]
+    again = BertClassifier.from_pretrained(tmp_path / "model")
+    checkpoint_models.assert_same_weights(again, model)
 
 
 def test_a_run_with_other_settings_is_refused_by_name(start, done):
@@ -122,21 +119,15 @@ def test_a_run_with_other_settings_is_refused_by_name(start, done):
 def test_patience_ends_a_trial_and_a_restart_does_not_revive_it(start, tmp_path):
     # At such a rate nothing is learned; the first epoch is never beaten.
     trial = dataclasses.replace(TRIAL, learning_rate=1e-9, epochs=9)
-    run = prepared(start, tmp_path, patience=2)
-    (result,) = run.run([trial])
-    assert len(result["history"]) == 3 and result["epoch"] == 1
 
-    # As if killed after the last epoch, before the result was written.
-    other = tmp_path / "again"
-
-    def kill(self, result):
+    def kill(self, result):  # after the last epoch, before the result is written
         raise Killed
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
         patch.setattr(FineTuning, "_add", kill)
-        prepared(start, other, patience=2).run([trial])
-    (again,) = prepared(start, other, patience=2).run([trial])
-    assert again["history"] == result["history"]
+        prepared(start, tmp_path, patience=2).run([trial])
+    (result,) = prepared(start, tmp_path, patience=2).run([trial])
+    assert len(result["history"]) == 3 and result["epoch"] == 1
 
 
 def test_regression(start, tmp_path):
@@ -162,6 +153,24 @@ def test_strings_are_predicted_through_the_task(done):
     assert sum(nothing["probabilities"].values()) == pytest.approx(1)
     with pytest.raises(InputError, match="neither a text nor a pair"):
         task.predict(model, [None])
+
+
+def test_fit_on_a_tasks_dataset_with_layers_frozen(start):
+    with pytest.warns(BertWarning, match="start afresh"):
+        model = BertClassifier.from_pretrained(start, labels=TASK.labels(TRAIN))
+    model.encoder.embeddings.trainable = False
+    model.encoder.blocks[0].trainable = False
+    before = {v.path: v.numpy() for v in model.weights}
+    model.compile(optimizer=BertAdamW(3e-3))
+    data = TASK.dataset(model, TRAIN, batch_size=7)
+    assert data.cardinality() == 7
+    losses = model.fit(data, epochs=2, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+    changed = {v.path for v in model.variables if not np.array_equal(before.get(v.path), v.numpy())}
+    assert not any(path.startswith(("embeddings/", "layer_0/")) for path in changed)
+    assert any(path.startswith("layer_1/") for path in changed)
+    _, accuracy = model.evaluate(TASK.dataset(model, DEV), verbose=0)
+    assert TASK.evaluate(model, DEV)["accuracy"] == pytest.approx(100 * accuracy)
 
 
 def test_a_head_for_other_labels_is_replaced_with_a_warning(done, tmp_path):

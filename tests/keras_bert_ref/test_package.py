@@ -9,6 +9,8 @@ import pytest
 
 import keras_bert_ref
 from keras_bert_ref import errors
+from keras_bert_ref.errors import InputWarning
+from keras_bert_ref.tasks import make_task
 
 PACKAGE = Path(keras_bert_ref.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -124,3 +126,11 @@ def test_every_module_says_what_it_is(path):
 def test_the_version_is_that_of_the_metadata():
     metadata = importlib.import_module("importlib.metadata")
     assert keras_bert_ref.__version__ == metadata.version("keras-bert-ref")
+
+
+def test_a_warning_points_at_the_line_that_called_this_library(tmp_path):
+    path = tmp_path / "train.tsv"
+    path.write_text("question1\tquestion2\tis_duplicate\na\tb\t1\nx\ty\n")
+    with pytest.warns(InputWarning, match="broken lines passed over: 1") as found:
+        make_task("qqp").read(path, "train")
+    assert found[0].filename == __file__
