@@ -25,10 +25,10 @@ def examples(count, seed, names=("high", "low")):
 TRAIN, DEV = examples(45, 0), examples(23, 1)
 
 
-def save_encoder(folder):
-    """Writes a checkpoint of an encoder with dropout, which reads 40 pieces; returns its place."""
+def save_encoder(folder, dropout=0.1):
+    """Writes a checkpoint of an encoder that reads 40 pieces; returns its place."""
     config = dataclasses.replace(
-        CONFIG, num_hidden_layers=2, max_position_embeddings=40, hidden_dropout_prob=0.1
+        CONFIG, num_hidden_layers=2, max_position_embeddings=40, hidden_dropout_prob=dropout
     )
     encoder = BertEncoder(config)
     set_weights(encoder, random_weights(encoder.trainable_variables, seed=3))

@@ -2,7 +2,11 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
+import textwrap
 import warnings
+from pathlib import Path
 
 import checkpoint_models
 import numpy as np
@@ -234,3 +238,48 @@ def test_settings_of_tasks_are_checked():
         make_task("mprc")
     with pytest.raises(ConfigError, match="max_length"):
         make_task("mrpc", max_length=3)
+
+
+@pytest.mark.slow
+def test_two_devices_and_micro_batches_train_as_one(tmp_path):
+    script = textwrap.dedent("""
+        import sys
+        import numpy as np
+        sys.path[:0] = [sys.argv[1]]
+        from letter_task import DEV, TRAIN, save_encoder
+        from keras_bert_ref import BertClassifier, finetuning
+        from keras_bert_ref._tensorflow import tf
+        from keras_bert_ref.tasks import make_task
+        from pathlib import Path
+
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        two = [tf.config.LogicalDeviceConfiguration()] * 2
+        tf.config.set_logical_device_configuration(cpu, two)
+        out = Path(sys.argv[2])
+        start = save_encoder(out, dropout=0.0)
+        load = BertClassifier.from_pretrained
+        BertClassifier.from_pretrained = lambda *a, **options: load(*a, dropout=0.0, **options)
+        strategies = iter(tf.distribute.MirroredStrategy(names) for names in (
+            ["CPU:0"], ["CPU:0", "CPU:1"], ["CPU:0"]))
+        finetuning.make_strategy = lambda name: next(strategies)
+        trial = finetuning.Trial(batch_size=6, learning_rate=1e-3, epochs=2)
+        histories, weights = [], []
+        for number, parts in enumerate((1, 1, 3)):
+            run = finetuning.FineTuning(
+                make_task("classification", max_length=24), start, TRAIN, DEV, out / str(number),
+                micro_batches=parts,
+            )
+            histories.append(run.run([trial])[0]["history"])
+            model = BertClassifier.from_pretrained(out / str(number) / "model")
+            weights.append([v.numpy() for v in model.trainable_variables])
+        assert histories[0] == histories[1] == histories[2]
+        for other in weights[1:]:
+            for left, right in zip(weights[0], other, strict=True):
+                np.testing.assert_allclose(left, right, atol=5e-5)
+    """)
+    result = subprocess.run(
+        [sys.executable, "-c", script, str(Path(__file__).parents[1]), str(tmp_path)],
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
