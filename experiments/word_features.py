@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.document_context import windows
 from keras_bert_ref import FeatureExtractor
 from keras_bert_ref.cli.progress import progress_bar
 from keras_bert_ref.errors import InputError, OutputError
 from keras_bert_ref.files import replace_text, writing
+from keras_bert_ref.tasks.document_context import windows
 
 
 def word_features(where, splits, folder, max_length=None):

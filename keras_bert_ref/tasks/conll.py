@@ -4,9 +4,9 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 
 from keras_bert_ref.errors import InputError
+from keras_bert_ref.tasks.text_files import numbered_lines
 
 _BOUNDARY = "-DOCSTART-"
 _TAG = re.compile(r"O|[BI]-(.+)")
@@ -19,11 +19,11 @@ class Sentence:
     Attributes:
         words: strings.
         tags: a tag for each word, IOB2: "B-PER" where an entity begins, "I-PER" within it, "O"
-            outside.
+            outside; None where they are not known.
     """
 
     words: tuple[str, ...]
-    tags: tuple[str, ...]
+    tags: tuple[str, ...] | None = None
 
 
 def read(path):
@@ -31,7 +31,7 @@ def read(path):
 
     Columns are separated by spaces or tabs, sentences by blank lines, and documents by a line that
     begins with -DOCSTART-; a file without any is one document. Tags are IOB1, as the task has them,
-    or IOB2; they become IOB2.
+    or IOB2; they become IOB2. A file of a single column has words alone, without tags.
 
     Args:
         path: a UTF-8 text file.
@@ -48,10 +48,10 @@ def read(path):
     def finish_sentence():
         if rows:
             words, tags = zip(*rows, strict=True)
-            documents[-1].append(Sentence(words, iob2(tags)))
+            documents[-1].append(Sentence(words, iob2(tags) if columns > 1 else None))
             rows.clear()
 
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in numbered_lines(path):
         fields = re.split("[ \t]+", line.strip(" \t\r"))
         if fields == [""]:
             finish_sentence()
@@ -60,7 +60,7 @@ def read(path):
             documents.append([])
         else:
             columns = columns or len(fields)
-            if len(fields) < 2:
+            if len(fields) == 1 < columns:
                 raise InputError(
                     f"{path}, line {number}: {fields[0]!r} stands alone; a line has a word and, in "
                     "the last column, its tag"
@@ -70,7 +70,7 @@ def read(path):
                     f"{path}, line {number}: {len(fields)} columns, where the lines before have "
                     f"{columns}"
                 )
-            if not _TAG.fullmatch(fields[-1]):
+            if columns > 1 and not _TAG.fullmatch(fields[-1]):
                 raise InputError(
                     f"{path}, line {number}: {fields[-1]!r} in the last column is no tag; tags "
                     "are O, B-… and I-…"
@@ -81,18 +81,6 @@ def read(path):
     if not documents:
         raise InputError(f"{path} holds no sentence")
     return documents
-
-
-def _lines(path):
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
-        try:
-            yield line.decode("utf-8")
-        except UnicodeDecodeError:
-            raise InputError(f"{path}, line {number}: not UTF-8; convert the file") from None
 
 
 def iob2(tags):
@@ -201,6 +189,15 @@ def _percent(part, whole):
 
 
 def tag_names(documents: Iterable) -> tuple[str, ...]:
-    """Returns the tags that documents use, sorted, with "O" first."""
-    used = {tag for document in documents for sentence in document for tag in sentence.tags}
+    """Returns the tags that documents use, sorted, with "O" first.
+
+    Raises:
+        InputError: a sentence has no tags.
+    """
+    used = set()
+    for document in documents:
+        for sentence in document:
+            if sentence.tags is None:
+                raise InputError(f"the sentence {' '.join(sentence.words)!r} has no tags")
+            used.update(sentence.tags)
     return ("O", *sorted(used - {"O"}))

@@ -183,12 +183,22 @@ def test_a_file_without_docstart_is_one_document(tmp_path):
     assert conll.read(path) == [[conll.Sentence(("a",), ("O",)), conll.Sentence(("b",), ("B-X",))]]
 
 
+def test_a_file_of_one_column_has_words_without_tags(tmp_path):
+    path = tmp_path / "some.txt"
+    path.write_text("-DOCSTART-\n\nB-X\nb\n\nc\n")
+    (document,) = conll.read(path)
+    assert document == [conll.Sentence(("B-X", "b"), None), conll.Sentence(("c",), None)]
+    with pytest.raises(InputError, match="the sentence 'B-X b' has no tags"):
+        conll.tag_names([document])
+
+
 @pytest.mark.parametrize(
     "content, message",
     [
         (b"", "holds no sentence"),
         (b"-DOCSTART- -X- O O\n\n", "holds no sentence"),
         (b"a O\nb\n", "line 2: 'b' stands alone"),
+        (b"a\nb O\n", "line 2: 2 columns, where the lines before have 1"),
         (b"a NN O\n\nb O\n", "line 3: 2 columns, where the lines before have 3"),
         (b"a O\nb NN\n", "line 2: 'NN' in the last column is no tag"),
         (b"a O\nb B-\n", "line 2: 'B-' in the last column is no tag"),
