@@ -19,6 +19,7 @@ from keras_bert_ref.optimization import BertAdamW, WarmupLinear
 from keras_bert_ref.tasks.dataset import dataset_of, training_batches
 from keras_bert_ref.tasks.prediction import Predictor
 from keras_bert_ref.tasks.registry import describe
+from keras_bert_ref.tasks.scores import check_labelled
 from keras_bert_ref.training import (
     Trainer,
     TrainingSchedule,
@@ -128,6 +129,7 @@ class FineTuning:
         self.task, self.where, self.folder = task, where, Path(folder)
         self.description = describe(task, task_name)
         self.train, self.dev = train, dev
+        check_labelled(task, dev)
         self.labels = task.labels(train)
         self.dtype, self.patience, self.micro_batches = dtype, patience, micro_batches
         self.strategy = make_strategy(strategy)

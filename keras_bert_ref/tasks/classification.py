@@ -128,8 +128,8 @@ class TextClassification(Task):
         }
 
     def score(self, examples, predictions):
+        scores.check_labelled(self, examples)
         true = [example.label for example in examples]
-        scores.check_known(true)
         found = [prediction["label"] for prediction in predictions]
         return scores.of_classes(true, found, self.positive)
 
@@ -162,8 +162,8 @@ class TextRegression(TextClassification):
         return {"score": float(outputs[0]["scores"])}
 
     def score(self, examples, predictions):
+        scores.check_labelled(self, examples)
         true = [example.label for example in examples]
-        scores.check_known(true)
         return scores.of_numbers(true, [prediction["score"] for prediction in predictions])
 
 

@@ -111,6 +111,10 @@ class Task:
         """
         raise NotImplementedError
 
+    def is_labelled(self, example):
+        """Returns whether an example has what it takes to be scored."""
+        return example.label is not None
+
     def score(self, examples, predictions):
         """Abstract. Returns name → score, in percent as leaderboards have them.
 

@@ -109,9 +109,12 @@ class Conll2003(Task):
         ]
         return {"sentences": sentences} if self._by_document else sentences[0]
 
+    def is_labelled(self, example):
+        return all(sentence.tags is not None for sentence in _sentences(example))
+
     def score(self, examples, predictions):
+        scores.check_labelled(self, examples)
         true = [sentence.tags for example in examples for sentence in _sentences(example)]
-        scores.check_known(true)
         found = [one["tags"] for prediction in predictions for one in _by_sentence(prediction)]
         result = conll.score(true, found)
         return {name: result[name] for name in ("precision", "recall", "f1", "accuracy")}

@@ -7,15 +7,15 @@ import numpy as np
 from keras_bert_ref.errors import InputError
 
 
-def check_known(labels):
-    """Raises InputError if one of the labels is None, or there is none."""
-    if not labels:
+def check_labelled(task, examples):
+    """Raises InputError if an example of a task has no label, or there is none."""
+    if not examples:
         raise InputError("there is nothing to score: no examples")
-    unknown = sum(label is None for label in labels)
+    unknown = sum(not task.is_labelled(example) for example in examples)
     if unknown:
         raise InputError(
-            f"{unknown:,} of {len(labels):,} examples have no label, so that nothing can be scored;"
-            " `predict` does without"
+            f"{unknown:,} of {len(examples):,} examples have no label, so that nothing can be "
+            "scored; `predict` does without"
         )
 
 

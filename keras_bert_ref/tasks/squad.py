@@ -162,8 +162,11 @@ class Squad(Task):
             null=self.null,
         )
 
+    def is_labelled(self, example):
+        return bool(example.answers) or (self.null and bool(example.impossible))
+
     def score(self, examples, predictions):
-        scores.check_known([example.answers or None for example in examples])
+        scores.check_labelled(self, examples)
         return score_answers(_gold(examples), [self.answer_of(one) for one in predictions])
 
     def answer_of(self, prediction):
@@ -233,8 +236,7 @@ class Squad2(Squad):
 
         See `squad_score.score_with_null`.
         """
-        known = [example.answers or example.impossible or None for example in examples]
-        scores.check_known(known)
+        scores.check_labelled(self, examples)
         answers = [_best_text(one) for one in predictions]
         odds = [one["null_odds"] for one in predictions]
         return score_with_null(_gold(examples), answers, odds, self.null_threshold)

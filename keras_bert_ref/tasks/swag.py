@@ -114,8 +114,8 @@ class Swag(Task):
         return {"choice": int(np.argmax(shares)), "probabilities": shares.tolist()}
 
     def score(self, examples, predictions):
+        scores.check_labelled(self, examples)
         true = [example.label for example in examples]
-        scores.check_known(true)
         found = [prediction["choice"] for prediction in predictions]
         return {"accuracy": 100 * float(np.mean(np.equal(true, found)))}
 

@@ -211,9 +211,9 @@ def test_rows_longer_than_the_model_are_refused(start, tmp_path):
 
 def test_dev_without_labels_is_refused(start, tmp_path):
     dev = [*DEV[:3], dataclasses.replace(DEV[3], label=None)]
-    run = prepared(start, tmp_path, dev=dev)
     with pytest.raises(InputError, match="1 of 4 examples have no label"):
-        run.run([dataclasses.replace(TRIAL, epochs=1)])
+        prepared(start, tmp_path, dev=dev)  # before anything is trained
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
