@@ -4,7 +4,8 @@ import dataclasses
 import statistics
 from pathlib import Path
 
-from keras_bert_ref.files import replace_text, writing
+from experiments.layer_curve import Panel, draw
+from keras_bert_ref.files import replace_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,24 +116,9 @@ def write_report(content, path):
 
 def draw_layers(content, path):
     """Draws F1 on dev and test of the linear tagger on each layer."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     layers = range(content["settings"]["layers"] + 1)
     probes = {n: found[0] for n in layers if (found := seeds_of(content, f"layer {n}"))}
-    figure, axis = pyplot.subplots(figsize=(6, 4))
-    for split, style in (("dev", {"marker": "o"}), ("test", {"marker": "s", "linestyle": "--"})):
-        scores = [probe[split]["f1"] for probe in probes.values()]
-        axis.plot(list(probes), scores, label=split, **style)
-    axis.set(title="CoNLL-2003, a linear tagger on each layer", xlabel="layer", ylabel="F1")
-    axis.set_xticks(list(layers))
-    axis.grid(alpha=0.3)
-    axis.legend()
-    figure.tight_layout()
-    part = path.with_name(f"part.{path.name}")
-    with writing(path):
-        figure.savefig(part, dpi=110)
-        part.replace(path)
-    pyplot.close(figure)
+    curves = {
+        split: {n: probe[split]["f1"] for n, probe in probes.items()} for split in ("dev", "test")
+    }
+    draw([Panel("CoNLL-2003, a linear tagger on each layer", "F1", curves)], path)

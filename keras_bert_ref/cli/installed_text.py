@@ -5,6 +5,8 @@ import re
 import sysconfig
 from pathlib import Path
 
+from keras_bert_ref.files import replace_text
+
 PACKAGES = ("keras", "numpy", "rich", "tensorboard", "tensorflow", "tensorflow_text")
 
 # A string that begins a line. Parsing the modules would take a minute, and find the same.
@@ -15,47 +17,53 @@ _LIST = re.compile(r"(Args|Arguments|Attributes|Raises|Call arguments|Example|Ex
 _WORD = re.compile(r"[A-Za-z][a-z]*(?:['’-][a-z]+)*[,;:.!?)]*")
 
 
-def write_installed_text(path):
+def write_installed_text(folder):
     """Writes a corpus of docstrings: a paragraph a line, a blank line between modules.
 
-    It covers the packages above and Python's standard library. A paragraph that reads like prose is
-    kept once, wherever it stands again, so that nothing held out was seen in training.
+    It covers the packages above and Python's standard library, each in a file of its own. A
+    paragraph that reads like prose is kept once, wherever it stands again, so that nothing held out
+    was seen in training.
 
     Args:
-        path: the file to write.
+        folder: where the files are written; made if it is not there.
 
     Returns:
-        How many modules (documents) and how many paragraphs were written.
+        The files, and how many modules (documents) and paragraphs they hold.
     """
-    seen, modules, paragraphs = set(), 0, 0
-    part = Path(path).with_name(Path(path).name + ".part")
-    with open(part, "w", encoding="utf-8") as file:
-        for module in _modules():
-            fresh = [text for text in _prose(module) if text not in seen]
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    seen, files, modules, paragraphs = set(), [], 0, 0
+    for name, root in _roots().items():
+        documents = []
+        for module in _modules(root):
+            fresh = list(dict.fromkeys(text for text in _prose(module) if text not in seen))
             # Two or more: a document of one sentence has no second half to predict.
-            if len(dict.fromkeys(fresh)) >= 2:
-                fresh = list(dict.fromkeys(fresh))
-                file.write("\n".join(fresh) + "\n\n")
+            if len(fresh) >= 2:
+                documents.append("\n".join(fresh) + "\n\n")
                 seen.update(fresh)
-                modules += 1
                 paragraphs += len(fresh)
-    os.replace(part, path)
-    return modules, paragraphs
+        if documents:
+            files.append(str(Path(folder, f"{name}.txt")))
+            replace_text(files[-1], "".join(documents))
+            modules += len(documents)
+    return files, modules, paragraphs
 
 
-def _modules():
-    """Yields Python files in a fixed order."""
+def _roots():
     site = sysconfig.get_paths()
-    roots = [Path(site["purelib"]) / name for name in PACKAGES] + [Path(site["stdlib"])]
-    for root in roots:
-        for folder, folders, files in os.walk(root):
-            # Not the generated interface of TensorFlow, tests, or packages below the library.
-            folders[:] = sorted(
-                f for f in folders if f not in ("_api", "test", "tests", "site-packages", "idlelib")
-            )
-            for name in sorted(files):
-                if name.endswith(".py"):
-                    yield Path(folder, name)
+    roots = {name: Path(site["purelib"], name) for name in PACKAGES}
+    return {**roots, "python": Path(site["stdlib"])}
+
+
+def _modules(root):
+    """Yields the Python files below a folder in a fixed order."""
+    for folder, folders, files in os.walk(root):
+        # Not the generated interface of TensorFlow, tests, or packages below the library.
+        folders[:] = sorted(
+            f for f in folders if f not in ("_api", "test", "tests", "site-packages", "idlelib")
+        )
+        for name in sorted(files):
+            if name.endswith(".py"):
+                yield Path(folder, name)
 
 
 def _prose(module):

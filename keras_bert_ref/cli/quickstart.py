@@ -16,6 +16,7 @@ from keras_bert_ref.cli import app
 from keras_bert_ref.cli.data import create, learn
 from keras_bert_ref.cli.pretrain import Recipe, run
 from keras_bert_ref.cli.progress import console
+from keras_bert_ref.cli.quickstart_features import compare_with_bag_of_words
 from keras_bert_ref.errors import ConfigError, OutputError
 
 _MARK = "quickstart.txt"  # names the folder as ours, so that --overwrite deletes nothing else
@@ -59,7 +60,7 @@ def quickstart(
     (out / _MARK).write_text("Written by keras-bert-ref quickstart.\n")
 
     console.rule("1. text")
-    texts = text or [_installed_text(out / "text.txt")]
+    texts = text or _installed_text(out / "text")
     console.rule("2. vocabulary")
     learn(texts, out / "vocab.txt", _VOCABULARY, True, None, "replace")
     console.rule("3. pretraining data")
@@ -78,18 +79,21 @@ def quickstart(
     )
     console.rule("5. what it learned")
     _show(out, results)
+    console.rule("6. features in scikit-learn")
+    compare_with_bag_of_words(out / "run" / "model", texts, max_length=_LENGTH)
+    _tell_next(out)
 
 
-def _installed_text(path):
+def _installed_text(folder):
     from keras_bert_ref.cli.installed_text import write_installed_text
 
     with console.status("collecting the documentation in the installed packages"):
-        modules, paragraphs = write_installed_text(path)
+        files, modules, paragraphs = write_installed_text(folder)
     console.print(
-        f"{modules:,} modules with {paragraphs:,} paragraphs of documentation in {path}",
+        f"{modules:,} modules with {paragraphs:,} paragraphs of documentation in {folder}",
         markup=False,
     )
-    return str(path)
+    return files
 
 
 def _create_data(texts, out):
@@ -177,7 +181,6 @@ def _show(out, results):
         )
         guesses.add_row(Text(sentence), Text(truth), predictions)
     console.print(guesses)
-    _tell_next(out)
 
 
 def _tell_next(out):
@@ -185,6 +188,8 @@ def _tell_next(out):
     # `make quickstart` runs out of an environment that the shell need not be in.
     programs = "" if shutil.which("keras-bert-ref") else f"{Path(sys.argv[0]).parent}/"
     load = f"from keras_bert_ref import load_pretrained; model = load_pretrained('{model}')"
+    featurizer = f"BertFeaturizer('{model}', layers=-1)"
+    features = f"from keras_bert_ref import BertFeaturizer; features = {featurizer}"
     written = {
         out / "vocab.txt": "the vocabulary",
         out / "data": "TFRecord shards and their manifest",
@@ -196,6 +201,7 @@ def _tell_next(out):
         "--config mini --steps 5000 --batch-size 32",
         f"{programs}keras-bert-ref create-data --help",
         f'{programs}python -i -c "{load}"',
+        f'{programs}python -i -c "{features}"',
         f"{programs}tensorboard --logdir {out / 'run' / 'logs'}",
     )
     grid = Table.grid(padding=(0, 2))
