@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import shutil
 import time
 import warnings
@@ -13,7 +14,7 @@ import numpy as np
 
 import keras_bert_ref
 from keras_bert_ref._tensorflow import keras, tf
-from keras_bert_ref.errors import CheckpointWarning, ConfigError, OutputError
+from keras_bert_ref.errors import CheckpointWarning, ConfigError, DivergedError, OutputError
 from keras_bert_ref.files import replace_text, writing
 from keras_bert_ref.optimization import BertAdamW, WarmupLinear
 from keras_bert_ref.tasks.dataset import dataset_of, training_batches
@@ -148,7 +149,12 @@ class FineTuning:
 
     @property
     def results(self):
-        """The trials that are done, a list of dicts in the order of their ends, the best first."""
+        """The trials that are done, a list of dicts, the best first.
+
+        Each has the fields of its `Trial`, `dev`, the scores of its best epoch, which `epoch`
+        counts from 1, and `history`, those of all epochs. One that diverged comes last, and its
+        `dev` and `epoch` are None.
+        """
         path = self.folder / "results.json"
         if not path.exists():
             return []
@@ -174,14 +180,19 @@ class FineTuning:
             See `results`.
 
         Raises:
-            DivergedError: the loss of all trials became infinite.
+            DivergedError: no trial ended with a finite loss.
         """
         self._keep_best()
         for trial in trials:
             if trial.name not in {result["trial"] for result in self.results}:
                 self._add(self._train(trial, report or (lambda *_: None)))
             self._keep_best()
-        return self.results
+        results = self.results
+        if results[0]["dev"] is None:
+            raise DivergedError(
+                f"all {len(results)} trials diverged: lower learning_rate, or allow more epochs"
+            )
+        return results
 
     def _train(self, trial, report):
         """Trains a model; its best epoch is left in `trials/…/model`. Returns the result."""
@@ -220,18 +231,22 @@ class FineTuning:
             report(trial, trainer.step, steps, scores)
             return scores
 
+        diverged = False
         if not self._has_waited(history) and trainer.step < steps:
-            trainer.train(
-                self._dataset(batches),
-                evaluate,
-                report=lambda step, metrics: report(trial, step, steps, metrics),
-            )
-        best = max(history, key=lambda one: one[self.task.metric])
+            try:
+                trainer.train(
+                    self._dataset(batches),
+                    evaluate,
+                    report=lambda step, metrics: report(trial, step, steps, metrics),
+                )
+            except DivergedError:
+                diverged = True  # other trials may do better
+        best = {} if diverged else max(history, key=lambda one: one[self.task.metric])
         return {
             "trial": trial.name,
             **dataclasses.asdict(trial),
-            "dev": {name: value for name, value in best.items() if name != "step"},
-            "epoch": best["step"] // batches.per_epoch,
+            "dev": {name: value for name, value in best.items() if name != "step"} or None,
+            "epoch": None if diverged else best["step"] // batches.per_epoch,
             "history": history,
             "rows": len(batches.rows),
             "seconds": round(time.perf_counter() - began, 1),
@@ -291,7 +306,10 @@ class FineTuning:
         return len(values) - 1 - values.index(max(values)) >= self.patience
 
     def _add(self, result):
-        results = sorted([*self.results, result], key=lambda one: -one["dev"][self.task.metric])
+        def rank(one):
+            return -one["dev"][self.task.metric] if one["dev"] else math.inf
+
+        results = sorted([*self.results, result], key=rank)
         content = {
             "task": self.description.name,
             "metric": self.task.metric,
@@ -304,7 +322,7 @@ class FineTuning:
         """Moves the best model to its place, and deletes what trials that are done leave."""
         for place, result in enumerate(self.results):
             folder = self.folder / "trials" / result["trial"]
-            if place == 0 and (folder / "model").is_dir():
+            if place == 0 and result["dev"] and (folder / "model").is_dir():
                 shutil.copy(folder / _PREDICTIONS, self.folder / _PREDICTIONS)
                 _move(folder / "model", self.folder / "model")
             for name in ("model", "checkpoints"):

@@ -332,16 +332,18 @@ def _output(path):
 
 def _show_trials(task, results):
     table = Table(title=f"{task.name}: trials by {task.metric} on dev")
-    for column in ("batch", "rate", "epochs", "seed", "best epoch", *results[0]["dev"], "seconds"):
+    names = list(results[0]["dev"])
+    for column in ("batch", "rate", "epochs", "seed", "best epoch", *names, "seconds"):
         table.add_column(column, justify="right")
     for one in results:
+        scores = [f"{one['dev'][name]:.4g}" if one["dev"] else "diverged" for name in names]
         table.add_row(
             str(one["batch_size"]),
             f"{one['learning_rate']:g}",
             str(one["epochs"]),
             str(one["seed"]),
-            str(one["epoch"]),
-            *(f"{value:.4g}" for value in one["dev"].values()),
+            str(one["epoch"] or ""),
+            *scores,
             f"{one['seconds']:.0f}",
         )
     console.print(table)

@@ -14,11 +14,18 @@ import pytest
 from letter_task import DEV, TRAIN, examples, save_encoder
 
 from keras_bert_ref import BertAdamW, BertClassifier
-from keras_bert_ref.errors import BertWarning, CheckpointError, ConfigError, InputError
+from keras_bert_ref.errors import (
+    BertWarning,
+    CheckpointError,
+    ConfigError,
+    DivergedError,
+    InputError,
+)
 from keras_bert_ref.finetuning import GRID, FineTuning, Trial, trials_of
 from keras_bert_ref.tasks.classification import TextClassification, TextRegression
 from keras_bert_ref.tasks.prediction import Predictor
 from keras_bert_ref.tasks.registry import make_task, task_of
+from keras_bert_ref.training import Trainer
 
 TASK = TextClassification(max_length=24)
 TRIAL = Trial(batch_size=7, learning_rate=3e-3, epochs=2, seed=5)
@@ -132,6 +139,27 @@ def test_patience_ends_a_trial_and_a_restart_does_not_revive_it(start, tmp_path)
         prepared(start, tmp_path, patience=2).run([trial])
     (result,) = prepared(start, tmp_path, patience=2).run([trial])
     assert len(result["history"]) == 3 and result["epoch"] == 1
+
+
+def test_a_trial_that_diverges_does_not_end_the_others(start, tmp_path):
+    wild = dataclasses.replace(TRIAL, learning_rate=0.9, seed=1, epochs=9)
+    with pytest.MonkeyPatch.context() as patch:
+        train, trained = Trainer.train, []
+
+        def diverge(self, *arguments, **options):
+            trained.append(self.folder.name)
+            if self.folder.name == wild.name:
+                raise DivergedError("not finite")
+            return train(self, *arguments, **options)
+
+        patch.setattr(Trainer, "train", diverge)
+        with pytest.raises(DivergedError, match="all 1 trials diverged"):
+            prepared(start, tmp_path).run([wild])
+        results = prepared(start, tmp_path).run([wild, TRIAL])
+        assert trained == [wild.name, TRIAL.name]
+    assert [one["trial"] for one in results] == [TRIAL.name, wild.name]
+    assert results[1]["dev"] is None
+    assert (tmp_path / "model").is_dir()
 
 
 def test_regression(start, tmp_path):
