@@ -1,6 +1,7 @@
 """Fine-tuning: one model, or the best of many by their scores on dev (paper, appendix A.3)."""
 
 import dataclasses
+import gc
 import hashlib
 import itertools
 import json
@@ -14,11 +15,12 @@ import numpy as np
 
 import keras_bert_ref
 from keras_bert_ref._tensorflow import keras, tf
+from keras_bert_ref.checkpoints.opening import open_checkpoint
 from keras_bert_ref.errors import CheckpointWarning, ConfigError, DivergedError, OutputError
 from keras_bert_ref.files import replace_text, writing
 from keras_bert_ref.optimization import BertAdamW, WarmupLinear
 from keras_bert_ref.tasks.dataset import dataset_of, training_batches
-from keras_bert_ref.tasks.prediction import Predictor
+from keras_bert_ref.tasks.prediction import Predictor, check_fits
 from keras_bert_ref.tasks.registry import describe
 from keras_bert_ref.tasks.scores import check_labelled
 from keras_bert_ref.training import (
@@ -30,6 +32,9 @@ from keras_bert_ref.training import (
 )
 
 _PREDICTIONS = "dev_predictions.jsonl"  # of the best model, for the dev examples
+
+# All that a run writes.
+_FILES = ("run.json", "results.json", "model", "trials", _PREDICTIONS, "confusion.png")
 
 # The paper's choices (A.3; 4e-5 is of section 4.1).
 GRID = {
@@ -108,6 +113,7 @@ class FineTuning:
             never.
         micro_batches: parts that a batch is computed in, to save memory.
         strategy: see `make_strategy`.
+        overwrite: whether a run found in the folder is deleted, rather than continued.
 
     Raises:
         ConfigError, InputError: an option or the data are impossible.
@@ -126,6 +132,7 @@ class FineTuning:
         patience=None,
         micro_batches=1,
         strategy="auto",
+        overwrite=False,
     ):
         self.task, self.where, self.folder = task, where, Path(folder)
         self.description = describe(task, task_name)
@@ -133,27 +140,15 @@ class FineTuning:
         check_labelled(task, dev)
         self.labels = task.labels(train)
         self.dtype, self.patience, self.micro_batches = dtype, patience, micro_batches
-        self.strategy = make_strategy(strategy)
-        hold_settings(
-            self.folder,
-            {
-                "task": dataclasses.asdict(self.description),
-                "model": str(where),
-                "train": _fingerprint(train),
-                "dev": _fingerprint(dev),
-                "precision": dtype,
-                "patience": patience,
-                "micro_batches": micro_batches,
-            },
-        )
+        self.strategy, self.overwrite = make_strategy(strategy), overwrite
 
     @property
     def results(self):
         """The trials that are done, a list of dicts, the best first.
 
         Each has the fields of its `Trial`, `dev`, the scores of its best epoch, which `epoch`
-        counts from 1, and `history`, those of all epochs. One that diverged comes last, and its
-        `dev` and `epoch` are None.
+        counts from 1, and `history`, those of all epochs. One that diverged comes last, its `dev`
+        and `epoch` are None, and its model is not kept even if earlier epochs were good.
         """
         path = self.folder / "results.json"
         if not path.exists():
@@ -180,12 +175,18 @@ class FineTuning:
             See `results`.
 
         Raises:
+            CheckpointError: the model cannot be used, or the folder holds another run.
+            ConfigError: a trial is impossible.
             DivergedError: no trial ended with a finite loss.
         """
+        if not trials:
+            raise ConfigError("there is no trial to run")
+        self._prepare(trials)
         self._keep_best()
         for trial in trials:
             if trial.name not in {result["trial"] for result in self.results}:
                 self._add(self._train(trial, report or (lambda *_: None)))
+                gc.collect()  # the model is part of a cycle, and may fill the device
             self._keep_best()
         results = self.results
         if results[0]["dev"] is None:
@@ -193,6 +194,36 @@ class FineTuning:
                 f"all {len(results)} trials diverged: lower learning_rate, or allow more epochs"
             )
         return results
+
+    def _prepare(self, trials):
+        """Checks all that can be before anything is written, and then whose folder it is."""
+        parts = self.strategy.num_replicas_in_sync * self.micro_batches
+        for trial in trials:
+            if trial.batch_size % parts:
+                raise ConfigError(
+                    f"batch_size {trial.batch_size} does not divide into "
+                    f"{self.strategy.num_replicas_in_sync} devices × {self.micro_batches} "
+                    "micro-batches"
+                )
+        checkpoint = open_checkpoint(self.where)
+        check_fits(self.task, checkpoint.tokenizer, checkpoint.config)
+        if self.overwrite:
+            for name in _FILES:
+                place = self.folder / name
+                shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
+            self.overwrite = False
+        hold_settings(
+            self.folder,
+            {
+                "task": dataclasses.asdict(self.description),
+                "model": str(self.where),
+                "train": _fingerprint(self.train),
+                "dev": _fingerprint(self.dev),
+                "precision": self.dtype,
+                "patience": self.patience,
+                "micro_batches": self.micro_batches,
+            },
+        )
 
     def _train(self, trial, report):
         """Trains a model; its best epoch is left in `trials/…/model`. Returns the result."""
@@ -222,7 +253,11 @@ class FineTuning:
             scores = self.task.score(self.dev, predictions)
             best = max((one[self.task.metric] for one in history), default=None)
             if best is None or scores[self.task.metric] > best:
-                model.task = describe(self.task.chosen_on_dev(scores), self.description.name)
+                chosen = self.task.chosen_on_dev(scores)
+                if chosen != self.task:
+                    predictions = Predictor(model, chosen)(self.dev)
+                    scores = chosen.score(self.dev, predictions)
+                model.task = describe(chosen, self.description.name)
                 model.save_pretrained(folder / "model", overwrite=True)
                 lines = [json.dumps(found) + "\n" for found in predictions]
                 replace_text(folder / _PREDICTIONS, "".join(lines))
@@ -232,7 +267,9 @@ class FineTuning:
             return scores
 
         diverged = False
-        if not self._has_waited(history) and trainer.step < steps:
+        # Interrupted while it was evaluated, an epoch has been saved without its scores.
+        complete = bool(history) and history[-1]["step"] == steps
+        if not complete and not self._has_waited(history):
             try:
                 trainer.train(
                     self._dataset(batches),
@@ -271,12 +308,6 @@ class FineTuning:
     def _dataset(self, batches):
         """Returns a function as `Trainer.train` takes it: (first step, context) to a dataset."""
         replicas = self.strategy.num_replicas_in_sync
-        parts = replicas * self.micro_batches
-        if batches.size % parts:
-            raise ConfigError(
-                f"batch_size {batches.size} does not divide into {replicas} devices × "
-                f"{self.micro_batches} micro-batches"
-            )
 
         def make(step, context):
             def generate():
@@ -323,10 +354,11 @@ class FineTuning:
         for place, result in enumerate(self.results):
             folder = self.folder / "trials" / result["trial"]
             if place == 0 and result["dev"] and (folder / "model").is_dir():
-                shutil.copy(folder / _PREDICTIONS, self.folder / _PREDICTIONS)
+                text = (folder / _PREDICTIONS).read_text(encoding="utf-8")
+                replace_text(self.folder / _PREDICTIONS, text)
                 _move(folder / "model", self.folder / "model")
-            for name in ("model", "checkpoints"):
-                shutil.rmtree(folder / name, ignore_errors=True)
+            for left in (folder / "model", folder / "checkpoints", *folder.glob(".model.*")):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 # Models whose labels are named when they are made.

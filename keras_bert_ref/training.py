@@ -14,7 +14,7 @@ from pathlib import Path
 
 from keras_bert_ref._tensorflow import tf
 from keras_bert_ref.errors import CheckpointError, ConfigError, DivergedError, OutputError
-from keras_bert_ref.files import first_line, replace_text, writing
+from keras_bert_ref.files import first_line, read_json, replace_text, writing
 
 STRATEGIES = ("auto", "one-device", "mirrored")
 
@@ -206,6 +206,9 @@ class Trainer:
         results, steps_per_second = {}, 0.0
         self.model.reset_metrics()
         try:
+            if evaluation is not None and self._owes_evaluation(step):
+                results = self._log(writer, step, "heldout", self.evaluate(evaluation))
+                self.model.reset_metrics()
             while step < schedule.steps and not self.stop:
                 due = schedule.next_event(step)
                 count = min(due - step, max(1, int(steps_per_second * _SECONDS_PER_CALL)))
@@ -278,6 +281,14 @@ class Trainer:
 
         return test
 
+    def _owes_evaluation(self, step):
+        """Returns whether the run was interrupted when it had saved `step`, but not evaluated."""
+        if not step or (step % self.schedule.evaluate_every and step != self.schedule.steps):
+            return False
+        path = self.folder / "metrics.jsonl"
+        lines = read_metrics(path) if path.exists() else []
+        return not any(line["split"] == "heldout" and line["step"] == step for line in lines)
+
     def _results(self):
         return {name: float(value) for name, value in self.model.get_metrics_result().items()}
 
@@ -349,7 +360,7 @@ def hold_settings(folder, settings):
     path = Path(folder) / "run.json"
     settings = json.loads(json.dumps(settings))
     if path.exists():
-        recorded = json.loads(path.read_text(encoding="utf-8"))
+        recorded = read_json(path)
         differing = sorted(
             f"{name} was {recorded.get(name)!r} and is now {settings.get(name)!r}"
             for name in recorded.keys() | settings.keys()

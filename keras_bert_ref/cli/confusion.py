@@ -2,6 +2,8 @@
 
 from keras_bert_ref.files import writing
 
+_MOST_NUMBERED = 20  # classes; with more, the numbers would cover each other
+
 
 def draw_confusion(true, predicted, labels, path):
     """Draws how many examples of each class were taken for which.
@@ -24,13 +26,15 @@ def draw_confusion(true, predicted, labels, path):
         return False
     matplotlib.use("Agg")
     from matplotlib import pyplot
-    from sklearn.metrics import ConfusionMatrixDisplay
+    from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
 
-    size = 3 + 0.6 * len(labels)
+    labels = [*labels, *sorted({*true} - {*labels})]  # dev may have some that training has not
+    size = 3 + min(0.6 * len(labels), 15)
     figure, axis = pyplot.subplots(figsize=(size + 1, size))
-    ConfusionMatrixDisplay.from_predictions(
-        true, predicted, labels=labels, cmap="Blues", xticks_rotation=30, ax=axis
-    )
+    ConfusionMatrixDisplay(
+        confusion_matrix(true, predicted, labels=labels),
+        display_labels=[label.replace("$", r"\$") for label in labels],  # no formulas
+    ).plot(cmap="Blues", xticks_rotation=30, ax=axis, include_values=len(labels) <= _MOST_NUMBERED)
     figure.tight_layout()
     part = path.with_name(f"part.{path.name}")
     with writing(path):

@@ -1,9 +1,10 @@
 """`finetune`, `evaluate`, `predict`: the paper's tasks, and a user's own."""
 
+import codecs
 import contextlib
+import dataclasses
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -52,7 +53,8 @@ def finetune(
     grid: Annotated[
         bool,
         typer.Option(
-            "--grid", help="Try the paper's batch sizes, rates and epochs, 24 trials (A.3)."
+            "--grid",
+            help="Try the paper's batch sizes, rates and epochs, 24 trials, in place of the above.",
         ),
     ] = False,
     restarts: Annotated[int, typer.Option(min=1, help="Seeds that each setting gets.")] = 1,
@@ -77,16 +79,12 @@ def finetune(
 
     check_precision(precision)
     chosen = make_task(task, **_settings(settings))
-    free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
-    if not free and not (out / "run.json").is_file():
-        raise OutputError(f"{out} is in use and holds no run: choose another folder")
+    _check_place(out, model, data)
     train, dev = (read_split(chosen, data, split) for split in ("train", "dev"))
     from keras_bert_ref.finetuning import GRID, FineTuning, Trial, trials_of
 
     first = Trial(batch_size=batch_size, learning_rate=learning_rate, epochs=epochs, seed=seed)
     trials = trials_of(first, restarts, GRID if grid else {})
-    if overwrite and out.exists():
-        shutil.rmtree(out)
     run = FineTuning(
         chosen,
         model,
@@ -98,6 +96,7 @@ def finetune(
         patience=patience,
         micro_batches=micro_batches,
         strategy=strategy,
+        overwrite=overwrite,
     )
     console.print(
         f"{task}: {len(train):,} examples to train on, {len(dev):,} to choose by",
@@ -111,7 +110,7 @@ def finetune(
             name = f"trial {number} of {len(trials)}" if len(trials) > 1 else ""
             bars.update(bar, description=name, total=steps, completed=step)
             if metrics:
-                shown = [f"{key} {value:.4g}" for key, value in metrics.items()][:3]
+                shown = [f"{key} {_shown(value)}" for key, value in metrics.items()][:3]
                 bars.update(bar, note=" ".join(shown))
 
         results = run.run(trials, report)
@@ -144,6 +143,8 @@ def evaluate(
     """Score a fine-tuned model on a split, as the task's leaderboard counts."""
     from keras_bert_ref.tasks.registry import read_split
 
+    if out:
+        _make_folder(out)
     model, task = _model_and_task(where, task, settings, precision)
     examples = read_split(task, data, split)
     predictions = _predict(model, task, examples, batch_size)
@@ -152,7 +153,7 @@ def evaluate(
     table.add_column("score")
     table.add_column("", justify="right")
     for name, value in scores.items():
-        table.add_row(name, f"{value:.2f}" if isinstance(value, float) else f"{value:,}")
+        table.add_row(name, _shown(value))
     console.print(table)
     if out:
         _write(task, examples, predictions, out, split)
@@ -196,8 +197,14 @@ def predict(
         raise ConfigError("give INPUT or --data, not both")
     if data and not out:
         raise ConfigError("--data needs --out, a folder for the predictions")
-    if texts != "-" and not Path(texts).is_file():
+    if Path(texts).is_dir() or (texts != "-" and not Path(texts).exists()):
         raise InputError(f"{texts} is no file")
+    if data:
+        _make_folder(out)
+    elif out and out.is_dir():
+        raise OutputError(f"{out} is a folder: name a file")
+    if sys.stdout is None or (texts == "-" and not data and sys.stdin is None):
+        raise InputError("the standard input or output is closed: name INPUT and --out")
     model, task = _model_and_task(where, task, settings, precision)
     if data:
         examples = read_split(task, data, split)
@@ -209,7 +216,11 @@ def predict(
     # Someone who types wants to see the answer to each line at once.
     at_once = 1 if texts == "-" and sys.stdin.isatty() else 8 * batch_size
     with _lines(texts) as lines, _output(out) as write:
-        examples = (_example(task, *line, json_lines) for line in lines)
+        examples = (
+            _example(task, place, line, json_lines)
+            for place, line in lines
+            if line.strip() or not json_lines
+        )
         for prediction in Predictor(model, task, batch_size).stream(examples, at_once):
             write(json.dumps(prediction) + "\n")
 
@@ -229,23 +240,61 @@ def _settings(pairs):
 
 
 def _model_and_task(where, name, settings, precision):
+    """Returns a fine-tuned model and its task, or the one that is named."""
+    import keras_bert_ref
     from keras_bert_ref.checkpoints.opening import open_checkpoint
     from keras_bert_ref.tasks.registry import make_task, task_of
 
     check_precision(precision)
     found = open_checkpoint(where)
-    stored = found.task.settings if found.task and found.task.name == name else {}
     settings = _settings(settings)
-    task = make_task(name, **{**stored, **settings}) if name else task_of(found, **settings)
-    import keras_bert_ref
-
-    kind = getattr(keras_bert_ref, task.model)
+    if name is None:
+        task = task_of(found, **settings)
+    else:
+        # What the model was trained with holds, whatever the task's file is called by now.
+        known = {field.name for field in dataclasses.fields(make_task(name))}
+        stored = found.task.settings if found.task else {}
+        stored = {key: value for key, value in stored.items() if key in known}
+        task = make_task(name, **{**stored, **settings})
+    options = {}
+    if task.model == found.model == "BertClassifier":
+        words = getattr(task, "words", None)
+        if words and found.labels and not found.named_labels and len(words) == len(found.labels):
+            options["labels"] = tuple(words.values())  # the names that its labels lack
+        else:
+            task.check_labels(found.labels)
     with console.status(f"reading {where}"):
-        model = kind.from_pretrained(where, dtype=precision)
+        model = getattr(keras_bert_ref, task.model).from_pretrained(
+            where, dtype=precision, **options
+        )
     fresh = [path for path in model.load_report.initialized if path.startswith(model.head)]
     if fresh:
         raise InputError(f"{where} is not fine-tuned: it has no {', '.join(fresh)}")
     return model, task
+
+
+def _check_place(out, *needed):
+    """Raises OutputError unless `out` is free, or holds a run and none of what is needed."""
+    free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    if not free:
+        try:
+            holds_run = "task" in json.loads((out / "run.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, TypeError):
+            holds_run = False
+        if not holds_run:
+            raise OutputError(f"{out} is in use and holds no fine-tuning: choose another folder")
+    for place in needed:
+        if Path(place).resolve().is_relative_to(out.resolve()):
+            raise OutputError(f"{place}, which is needed, lies in {out}: choose another folder")
+
+
+def _make_folder(folder):
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def _shown(value):
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
 
 
 def _predict(model, task, examples, batch_size):
@@ -261,8 +310,6 @@ def _predict(model, task, examples, batch_size):
 
 
 def _write(task, examples, predictions, folder, split):
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(prediction) + "\n" for prediction in predictions]
     replace_text(folder / "predictions.jsonl", "".join(lines))
     paths = [folder / "predictions.jsonl", *task.write(examples, predictions, folder, split)]
@@ -276,14 +323,17 @@ def _lines(path):
         yield _decoded("the standard input", sys.stdin.buffer)
         return
     try:
-        with open(path, "rb") as file:
-            yield _decoded(path, file)
+        file = open(path, "rb")  # noqa: SIM115 (only what opening says is about this file)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    with file:
+        yield _decoded(path, file)
 
 
 def _decoded(name, lines):
     for number, line in enumerate(lines, 1):
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
         try:
             yield f"{name}, line {number}", line.decode().rstrip("\r\n")
         except UnicodeDecodeError:
@@ -336,7 +386,7 @@ def _show_trials(task, results):
     for column in ("batch", "rate", "epochs", "seed", "best epoch", *names, "seconds"):
         table.add_column(column, justify="right")
     for one in results:
-        scores = [f"{one['dev'][name]:.4g}" if one["dev"] else "diverged" for name in names]
+        scores = [_shown(one["dev"][name]) if one["dev"] else "diverged" for name in names]
         table.add_row(
             str(one["batch_size"]),
             f"{one['learning_rate']:g}",

@@ -45,10 +45,15 @@ def shuffled_batches(lengths, size, rng, pool=_POOL):
         yield batches[n]
 
 
+def number_of_choices(row):
+    """Returns the number of choices of a row; 0 of one that is not a multiple choice."""
+    ids = row.input_ids
+    return len(ids) if len(ids) and not np.isscalar(ids[0]) else 0
+
+
 def row_length(row):
     """Returns the number of pieces of a row; of several choices, of the longest."""
-    ids = row.input_ids
-    return max(map(len, ids)) if len(ids) and not np.isscalar(ids[0]) else len(ids)
+    return max(map(len, row.input_ids)) if number_of_choices(row) else len(row.input_ids)
 
 
 def batch_arrays(rows, size, length):
@@ -67,11 +72,12 @@ def batch_arrays(rows, size, length):
     Raises:
         InputError: the rows differ in the number of choices.
     """
-    choices = np.ndim(rows[0].input_ids[0]) if len(rows[0].input_ids) else 0
-    if choices and len({len(row.input_ids) for row in rows}) > 1:
-        numbers = sorted({len(row.input_ids) for row in rows})
-        raise InputError(f"all questions must have the same number of choices, not {numbers}")
-    shape = (size, len(rows[0].input_ids), length) if choices else (size, length)
+    choices = number_of_choices(rows[0])
+    if numbers := sorted({number_of_choices(row) for row in rows} - {choices}):
+        raise InputError(
+            f"all questions must have the same number of choices, not {choices} and {numbers[0]}"
+        )
+    shape = (size, choices, length) if choices else (size, length)
     names = ("input_ids", "input_mask", "segment_ids")
     features = {name: np.zeros(shape, np.int32) for name in names}
     for n, row in enumerate(rows):
@@ -137,13 +143,16 @@ def prediction_batches(rows, size, longest):
         The indices of the rows in a batch, and its features, see `batch_arrays`.
     """
     lengths = np.array([row_length(row) for row in rows])
-    order = np.argsort(-lengths, kind="stable")
-    for first in range(0, len(order), size):
-        chosen = order[first : first + size]
-        length = padded_length(lengths[chosen].max(), longest)
-        # A blank row or two cost less than another shape.
-        features, _ = batch_arrays([rows[n] for n in chosen], _power_of_two(len(chosen)), length)
-        yield chosen, features
+    choices = np.array([number_of_choices(row) for row in rows])
+    for number in np.unique(choices):  # questions that differ in it share no batch
+        order = np.flatnonzero(choices == number)
+        order = order[np.argsort(-lengths[order], kind="stable")]
+        for first in range(0, len(order), size):
+            chosen = order[first : first + size]
+            length = padded_length(lengths[chosen].max(), longest)
+            # A blank row or two cost less than another shape.
+            count = _power_of_two(len(chosen))
+            yield chosen, batch_arrays([rows[n] for n in chosen], count, length)[0]
 
 
 def _power_of_two(number):

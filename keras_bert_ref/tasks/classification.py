@@ -56,7 +56,9 @@ class TextClassification(Task):
 
     def read(self, path, split):
         examples, broken = [], 0
-        for number, row in tsv_rows(path, self.columns(split), not self.skips_broken_lines):
+        # Of a test set none may be lost: predictions are counted by their lines.
+        strict = not self.skips_broken_lines or split != "train"
+        for number, row in tsv_rows(path, self.columns(split), strict):
             if row is None:
                 broken += 1
                 continue
@@ -66,7 +68,10 @@ class TextClassification(Task):
                 raise InputError(
                     f"{path} has no column {', '.join(map(repr, absent))}; it has {', '.join(row)}"
                 )
-            label = self.label_of(row.get(self.label), f"{path}, line {number}")
+            place = f"{path}, line {number}"
+            label = self.label_of(row.get(self.label) or None, place)
+            if label is None and split == "train":
+                raise InputError(f"{place}: the label is empty, which cannot be learned from")
             examples.append(TextExample(*self._texts_of(row), label))
         if broken:
             InputWarning.issue(f"{path}: broken lines passed over: {broken:,}")
@@ -102,10 +107,21 @@ class TextClassification(Task):
     def labels(self, train):
         if self.words:
             return tuple(self.words.values())
-        names = tuple(sorted({example.label for example in train}))
+        names = {example.label for example in train}
+        if wrong := [name for name in names if not isinstance(name, str)]:
+            raise InputError(f"labels of training examples must be strings, not {wrong[0]!r}")
         if len(names) < 2:
-            raise InputError(f"all training examples have the label {names[0]!r}: two are needed")
-        return names
+            found = f"all have the label {names.pop()!r}" if names else "there are none"
+            raise InputError(f"training examples of two classes are needed, but {found}")
+        return tuple(sorted(names))
+
+    def check_labels(self, labels):
+        if labels is None or (self.words and set(labels) != set(self.words.values())):
+            wanted = ", ".join(self.words.values()) if self.words else "two or more"
+            raise InputError(
+                f"the model is not for {self.name}, whose labels are {wanted}: its own are "
+                f"{', '.join(labels or ['none, but a number'])}"
+            )
 
     def features(self, example, tokenizer, labels, training):
         encoding = tokenizer.encode(example.text, example.pair, max_length=self.max_length)
@@ -154,6 +170,12 @@ class TextRegression(TextClassification):
 
     def labels(self, train):
         return None
+
+    def check_labels(self, labels):
+        if labels is not None:
+            raise InputError(
+                f"the model is not for {self.name}, a number: it has the labels {', '.join(labels)}"
+            )
 
     def target(self, example, labels):
         return {"targets": float(example.label)}

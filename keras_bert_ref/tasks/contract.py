@@ -88,6 +88,9 @@ class Task:
         """Returns the names of the model's labels, given the training examples; None for none."""
         return None
 
+    def check_labels(self, labels):
+        """Raises InputError if a model with these labels cannot have been made for the task."""
+
     def features(self, example, tokenizer, labels, training):
         """Abstract. Returns the `Row`s of an example, at least one unless `training`.
 

@@ -11,7 +11,7 @@ _AHEAD = 4  # batches that are made while the model computes
 
 def training_batches(task, model, examples, size, seed):
     """Returns the `TrainingBatches` of examples for a model."""
-    check_fits(model, task)
+    check_fits(task, model.tokenizer, model.encoder.config)
     longest = model.encoder.config.max_position_embeddings
     labels = getattr(model, "labels", None)
     rows = [row for one in examples for row in task.features(one, model.tokenizer, labels, True)]

@@ -70,7 +70,10 @@ class Conll2003(Task):
         return tuple(map(_sentence, parts))
 
     def labels(self, train):
-        return conll.tag_names(map(_sentences, train))
+        names = conll.tag_names(map(_sentences, train))
+        if len(names) < 2:
+            raise InputError("no word of the training set is tagged as an entity")
+        return names
 
     def features(self, example, tokenizer, labels, training):
         sentences = _sentences(example)

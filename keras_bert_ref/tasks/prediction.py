@@ -24,7 +24,7 @@ class Predictor:
     """
 
     def __init__(self, model, task, batch_size=32):
-        check_fits(model, task)
+        check_fits(task, model.tokenizer, model.encoder.config)
         self.model, self.task, self.batch_size = model, task, batch_size
         specs = {name: tf.TensorSpec(x.shape, x.dtype, name) for name, x in model.input.items()}
         # Which outputs have an axis of pieces (or choices), and so padding.
@@ -90,11 +90,17 @@ class Predictor:
         return results
 
 
-def check_fits(model, task):
-    """Raises CheckpointError if a model has no tokenizer, or reads fewer pieces than a task has."""
-    if model.tokenizer is None:
+def check_fits(task, tokenizer, config):
+    """Raises CheckpointError if a checkpoint has no tokenizer, or reads fewer pieces than needed.
+
+    Args:
+        task: a `Task`.
+        tokenizer: of the checkpoint.
+        config: its `BertConfig`.
+    """
+    if tokenizer is None:
         raise CheckpointError("the model has no tokenizer: set it, or keep vocab.txt with it")
-    longest = model.encoder.config.max_position_embeddings
+    longest = config.max_position_embeddings
     if task.max_length > longest:
         raise CheckpointError(
             f"{task.name} has rows of up to {task.max_length} pieces, the model reads {longest}: "

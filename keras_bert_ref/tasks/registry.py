@@ -4,9 +4,10 @@ import dataclasses
 import difflib
 import importlib
 import importlib.util
+import sys
 from pathlib import Path
 
-from keras_bert_ref.errors import ConfigError, InputError
+from keras_bert_ref.errors import BertError, ConfigError, InputError
 from keras_bert_ref.files import first_line
 from keras_bert_ref.pretrained import TaskDescription
 from keras_bert_ref.tasks.contract import Task
@@ -32,7 +33,7 @@ TASKS = {
 }
 
 
-def make_task(name, **settings):
+def make_task(name, /, **settings):
     """Returns a task.
 
     Args:
@@ -55,12 +56,12 @@ def describe(task, name=None):
 
     Args:
         task: a `Task`.
-        name: what `make_task` took; None for the task's own name.
+        name: what `make_task` took; None for the task's own name. Of a file its folder is left out.
     """
-    return TaskDescription(name or task.name, dataclasses.asdict(task))
+    return TaskDescription(Path(name).name if name else task.name, dataclasses.asdict(task))
 
 
-def task_of(model, **settings):
+def task_of(model, /, **settings):
     """Returns the task that a model was fine-tuned for.
 
     Args:
@@ -99,7 +100,15 @@ def read_split(task, data, split):
     folder, name = Path(data), task.files[split]
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder: it should hold {name}")
-    return task.read(folder / name, split)
+    try:
+        return task.read(folder / name, split)
+    except BertError:
+        raise
+    except Exception as error:  # whatever a user's own task raises
+        raise InputError(
+            f"{folder / name} cannot be read by {type(task).__name__}: {type(error).__name__}: "
+            f"{first_line(error)}"
+        ) from error
 
 
 def _built_in(name):
@@ -117,8 +126,10 @@ def _from_file(name):
     path, _, wanted = name.rpartition(":")
     if not Path(path).is_file():
         raise ConfigError(f"{path} is no file: a task of your own is named file.py:Class")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    # Under a name of its own; dataclasses look for their module there.
+    spec = importlib.util.spec_from_file_location(f"task_file_{Path(path).stem}", path)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever the user's own code raises

@@ -26,6 +26,7 @@ from keras_bert_ref.tasks.squad_windows import Window, sliding, tokenized
 
 __all__ = ["Question", "Squad", "Squad2", "score"]
 
+_NEVER = -1e9  # null odds are always above it
 _SPECIALS = 3  # [CLS] question [SEP] context [SEP]
 
 
@@ -242,7 +243,11 @@ class Squad2(Squad):
         return score_with_null(_gold(examples), answers, odds, self.null_threshold)
 
     def chosen_on_dev(self, scores):
-        return dataclasses.replace(self, null_threshold=scores["best_f1_thresh"])
+        threshold = scores["best_f1_thresh"]
+        # Where never to answer is best, the official count leaves the threshold at 0.
+        if scores["best_f1"] <= 100 * scores.get("NoAns_total", 0) / scores["total"]:
+            threshold = _NEVER
+        return dataclasses.replace(self, null_threshold=threshold)
 
     def answer_of(self, prediction):
         return "" if prediction["null_odds"] > self.null_threshold else _best_text(prediction)

@@ -7,6 +7,8 @@ import pytest
 from command_line import run_command
 from letter_task import DEV, TRAIN, save_encoder
 
+from keras_bert_ref.cli.confusion import draw_confusion
+
 OPTIONS = ("--batch-size", 7, "--learning-rate", 3e-3, "--epochs", 2, "--set", "max_length=24")
 
 
@@ -147,3 +149,97 @@ def test_a_task_of_ones_own(start, data, monkeypatch, capsys, tmp_path):
     arguments = ("evaluate", out / "model", "--data", data, "--task", name)
     code, output, error = run_command(monkeypatch, capsys, *arguments)
     assert code == 0 and "accuracy" in output, error
+
+
+def refused(monkeypatch, capsys, *arguments):
+    """Returns the message of a command that ends in an error, on one line."""
+    code, _, error = run_command(monkeypatch, capsys, *arguments)
+    assert code in (1, 2) and error.startswith("error:"), (code, error)
+    return " ".join(error.split())
+
+
+def test_overwrite_deletes_nothing_that_is_needed(out, start, data, monkeypatch, capsys, tmp_path):
+    again = ("finetune", "classification", "--out", out, "--overwrite")
+    error = refused(monkeypatch, capsys, *again, "--model", out / "model", "--data", data)
+    assert f"{out / 'model'}, which is needed, lies in {out}" in error
+    refused(monkeypatch, capsys, *again, "--model", "nowhere", "--data", data)
+    assert (out / "model" / "keras_bert_ref.json").exists() and (out / "results.json").exists()
+    # A run of another kind.
+    (tmp_path / "run.json").write_text('{"steps": 3}')
+    arguments = ("--model", start, "--data", data, "--out", tmp_path, "--overwrite")
+    error = refused(monkeypatch, capsys, "finetune", "classification", *arguments)
+    assert "holds no fine-tuning" in error and (tmp_path / "run.json").exists()
+
+
+def test_a_task_that_is_not_the_models(out, data, monkeypatch, capsys):
+    for command in ("evaluate", "predict"):
+        options = ("--data", data, "--out", "x") if command == "predict" else ("--data", data)
+        arguments = (command, out / "model", *options, "--task")
+        error = refused(monkeypatch, capsys, *arguments, "mrpc")
+        assert "whose labels are not_equivalent, equivalent: its own are high, low" in error
+        assert "it has the labels high, low" in refused(
+            monkeypatch, capsys, *arguments, "regression"
+        )
+    error = refused(
+        monkeypatch, capsys, "evaluate", out / "model", "--data", data, "--set", "name=foo"
+    )
+    assert "no setting 'name'" in error
+
+
+def test_places_that_cannot_be_written_are_noticed_first(out, data, monkeypatch, capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "texts.txt").write_text("a b\n")
+    monkeypatch.setattr("keras_bert_ref.tasks.prediction.Predictor", None)
+    model = out / "model"
+    error = refused(
+        monkeypatch, capsys, "evaluate", model, "--data", data, "--out", tmp_path / "file"
+    )
+    assert "cannot be written" in error
+    error = refused(
+        monkeypatch, capsys, "predict", model, tmp_path / "texts.txt", "--out", tmp_path
+    )
+    assert f"{tmp_path} is a folder" in error
+    monkeypatch.setattr("sys.stdin", None)
+    assert "closed" in refused(monkeypatch, capsys, "predict", model)
+
+
+def test_blank_lines_and_a_mark_in_json_lines(out, monkeypatch, capsys, tmp_path):
+    (tmp_path / "texts.jsonl").write_bytes(b'\xef\xbb\xbf"a b"\n\n"x"\n\n')
+    code, output, error = run_command(
+        monkeypatch, capsys, "predict", out / "model", tmp_path / "texts.jsonl"
+    )
+    assert code == 0 and len(output.splitlines()) == 2, error
+
+
+def test_an_empty_label_is_none(start, out, data, monkeypatch, capsys, tmp_path):
+    folder = write(tmp_path / "data", dev=DEV)
+    (folder / "train.tsv").write_text("text\tlabel\na\thigh\nb\t\n")
+    arguments = ("finetune", "classification", "--model", start, "--data", folder)
+    error = refused(monkeypatch, capsys, *arguments, "--out", tmp_path / "out")
+    assert f"{folder / 'train.tsv'}, line 3: the label is empty" in error
+    (folder / "dev.tsv").write_text("text\tlabel\na\thigh\nb\t\n")
+    error = refused(monkeypatch, capsys, "evaluate", out / "model", "--data", folder)
+    assert "1 of 2 examples have no label" in error
+
+
+def test_what_ones_own_task_raises_is_a_sentence(start, data, monkeypatch, capsys, tmp_path):
+    text = "from __future__ import annotations\nimport dataclasses\n" + MINE.replace(
+        "class Mine", "@dataclasses.dataclass(frozen=True)\nclass Mine"
+    ).replace('    name = "mine"', '    size: int = 3\n    name = "mine"').replace("[1])", "[9])")
+    (tmp_path / "mine.py").write_text(text)
+    arguments = ("--model", start, "--data", data, "--out", tmp_path / "out")
+    error = refused(monkeypatch, capsys, "finetune", f"{tmp_path / 'mine.py'}:Mine", *arguments)
+    assert "cannot be read by Mine: IndexError" in error
+
+
+def test_a_damaged_record_of_a_run(start, data, monkeypatch, capsys, tmp_path):
+    (tmp_path / "run.json").write_text("{")
+    arguments = ("--model", start, "--data", data, "--out", tmp_path)
+    assert "choose another folder" in refused(
+        monkeypatch, capsys, "finetune", "classification", *arguments
+    )
+
+
+def test_a_picture_of_classes_that_training_has_not(tmp_path):
+    draw_confusion(["$^$", "b"], ["b", "c"], ("b", "c"), tmp_path / "one.png")
+    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")

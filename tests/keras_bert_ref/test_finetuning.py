@@ -15,6 +15,7 @@ from letter_task import DEV, TRAIN, examples, save_encoder
 
 from keras_bert_ref import BertAdamW, BertClassifier
 from keras_bert_ref.errors import (
+    BertError,
     BertWarning,
     CheckpointError,
     ConfigError,
@@ -122,9 +123,38 @@ def test_a_killed_run_goes_on_to_the_same_model(start, whole, tmp_path, at):
 
 def test_a_run_with_other_settings_is_refused_by_name(start, done):
     with pytest.raises(CheckpointError, match=r"train was .* and is now"):
-        prepared(start, done.folder, train=TRAIN[1:])
+        prepared(start, done.folder, train=TRAIN[1:]).run([TRIAL])
     with pytest.raises(CheckpointError, match="max_length"):
-        prepared(start, done.folder, task=TextClassification(max_length=25))
+        prepared(start, done.folder, task=TextClassification(max_length=25)).run([TRIAL])
+
+
+def test_an_interrupt_during_an_epochs_evaluation_loses_none(start, whole, tmp_path):
+    for _ in range(2):  # in the first epoch's, and when it is made good
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            score, calls = TextClassification.score, []
+
+            def interrupted(self, *arguments, score=score, calls=calls):
+                calls.append(1)
+                if len(calls) == 1:
+                    raise KeyboardInterrupt
+                return score(self, *arguments)
+
+            patch.setattr(TextClassification, "score", interrupted)
+            prepared(start, tmp_path).run([TRIAL])
+    (result,) = prepared(start, tmp_path).run([TRIAL])
+    undisturbed, model = whole
+    (expected,) = [one for one in undisturbed.results if one["seed"] == TRIAL.seed]
+    assert result["history"] == expected["history"]
+    again = BertClassifier.from_pretrained(tmp_path / "model")
+    checkpoint_models.assert_same_weights(again, model)
+
+
+def test_a_run_that_cannot_begin_leaves_nothing(start, tmp_path):
+    with pytest.raises(BertError, match="nowhere"):
+        prepared("nowhere", tmp_path).run([TRIAL])
+    with pytest.raises(ConfigError, match="batch_size 7 does not divide into 1 devices × 3"):
+        prepared(start, tmp_path, micro_batches=3).run([TRIAL])
+    assert not list(tmp_path.iterdir())
 
 
 def test_patience_ends_a_trial_and_a_restart_does_not_revive_it(start, tmp_path):
@@ -221,7 +251,7 @@ def test_a_new_head_is_nothing_to_warn_of(start, tmp_path):
 
 def test_one_class_is_too_few(start, tmp_path):
     same = [dataclasses.replace(one, label="one") for one in TRAIN]
-    with pytest.raises(InputError, match="all training examples have the label 'one'"):
+    with pytest.raises(InputError, match="but all have the label 'one'"):
         prepared(start, tmp_path, train=same)
 
 

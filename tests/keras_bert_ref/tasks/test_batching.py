@@ -91,7 +91,7 @@ def test_choices_get_an_axis():
     assert features["input_ids"].tolist() == [[[1, 2, 0], [3, 0, 0]], [[0] * 3] * 2]
     assert features["segment_ids"][0].tolist() == [[0, 1, 0], [0, 0, 0]]
     assert labels["label_ids"].tolist() == [1, -1]
-    with pytest.raises(InputError, match=r"same number of choices, not \[1, 2\]"):
+    with pytest.raises(InputError, match=r"same number of choices, not 2 and 1"):
         batch_arrays([*rows, Row([[1]], [[0]])], 2, 3)
 
 

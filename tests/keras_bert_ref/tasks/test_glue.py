@@ -204,7 +204,7 @@ def test_labels_of_own_files_are_those_of_the_training_file(tmp_path):
     assert examples[0] == TextExample("a", None, "spam")
     assert task.labels(examples) == ("ham", "spam")
     assert task.target(examples[0], ("ham", "spam")) == {"label_ids": 1}
-    with pytest.raises(InputError, match="all training examples have the label 'spam'"):
+    with pytest.raises(InputError, match="two classes are needed, but all have the label 'spam'"):
         task.labels(examples[:1])
     with pytest.raises(InputError, match="label 'spam' is unknown; the model's are a, b"):
         task.target(examples[0], ("a", "b"))
