@@ -20,6 +20,7 @@ _HOME = {
     "TrainingSchedule": "training",
     "Trainer": "training",
     "Encoding": "tokenization",
+    "TextLayer": "text_layer",
     "WarmupLinear": "optimization",
     "WordPieceTokenizer": "tokenization",
     "BertFeaturizer": "features.featurizer",

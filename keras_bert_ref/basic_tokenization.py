@@ -38,7 +38,8 @@ class _Translation(dict):
         return replacement
 
 
-def _clean(char):
+def clean(char):
+    """Returns what cleaning makes of a character: itself, apart, or None if it is deleted."""
     if char in "\0\ufffd":
         return None
     if unicodedata.category(char) in ("Cc", "Cf") and char not in "\t\n\r":
@@ -46,7 +47,8 @@ def _clean(char):
     return f" {char} " if _IDEOGRAPH.match(char) else char
 
 
-def _split(char):
+def split(char):
+    """Returns a character, with spaces around it if it is punctuation."""
     if char.isascii():  # symbols such as $ ^ ` + are punctuation here
         punctuation = char.isprintable() and not char.isalnum() and char != " "
     else:
@@ -55,11 +57,11 @@ def _split(char):
 
 
 def _strip_and_split(char):
-    return None if unicodedata.category(char) == "Mn" else _split(char)
+    return None if unicodedata.category(char) == "Mn" else split(char)
 
 
-_CLEAN = _Translation(_clean)
-_SPLIT = _Translation(_split)
+_CLEAN = _Translation(clean)
+_SPLIT = _Translation(split)
 _STRIP_AND_SPLIT = _Translation(_strip_and_split)
 
 

@@ -10,7 +10,7 @@ from keras_bert_ref.basic_tokenization import CJK, BasicTokenizer, blocks, chunk
 from keras_bert_ref.errors import ConfigError, VocabularyError
 from keras_bert_ref.vocabulary import check_vocabulary, read_vocabulary, write_vocabulary
 
-_MAX_WORD = 200  # characters; a longer word is [UNK]
+MAX_WORD = 200  # characters; a longer word is [UNK]
 
 # What `decode` does about the spaces around punctuation.
 _READABLE = (
@@ -272,7 +272,7 @@ class WordPieceTokenizer:
 
     def _match(self, word):
         """Returns the ids of the longest pieces that make up a word, from left to right."""
-        if len(word) > _MAX_WORD:
+        if len(word) > MAX_WORD:
             return (self.unk_id,)
         ids, pieces, start = [], self._ids, 0
         while start < len(word):
