@@ -190,7 +190,8 @@ def test_a_batch_of_no_rows(encoder):
 def test_one_piece_alone(encoder):
     features = {name: x[:, :1] for name, x in encoder_features().items()}
     given = run(encoder, features)
-    np.testing.assert_array_equal(given["attentions"], np.ones((B, L, A, 1, 1)))
+    # Not equal to the last bit: some CPUs divide by way of an approximate reciprocal.
+    np.testing.assert_allclose(given["attentions"], np.ones((B, L, A, 1, 1)), rtol=2e-7)
 
 
 def test_frozen_weights_give_the_same_outputs():
