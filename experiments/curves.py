@@ -4,6 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
+from keras_bert_ref.files import replace_figure
 from keras_bert_ref.training import read_metrics
 
 _PANELS = (
@@ -40,8 +41,7 @@ def draw(run, out, baseline=None):
         axis.grid(alpha=0.3)
         axis.legend()
     figure.tight_layout()
-    figure.savefig(out, dpi=110)
-    pyplot.close(figure)
+    replace_figure(out, figure)
 
 
 def main():

@@ -1,9 +1,8 @@
 """What each layer of an encoder scores, as a picture."""
 
 import dataclasses
-from pathlib import Path
 
-from keras_bert_ref.files import writing
+from keras_bert_ref.files import replace_figure
 
 _MARKERS, _STYLES = "os^v", ("-", "--")
 
@@ -36,16 +35,11 @@ def draw(panels, path):
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    path = Path(path)
     figure, axes = pyplot.subplots(1, len(panels), figsize=(6 * len(panels), 4), squeeze=False)
     for axis, panel in zip(axes[0], panels, strict=True):
         _draw_panel(axis, panel)
     figure.tight_layout()
-    part = path.with_name(f"part.{path.name}")
-    with writing(path):
-        figure.savefig(part, dpi=110)
-        part.replace(path)
-    pyplot.close(figure)
+    replace_figure(path, figure)
 
 
 def _draw_panel(axis, panel):

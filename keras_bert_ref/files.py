@@ -5,7 +5,7 @@ import json
 import os
 from pathlib import Path
 
-from keras_bert_ref.errors import CheckpointError, OutputError
+from keras_bert_ref.errors import CheckpointError, InputError, OutputError
 
 
 @contextlib.contextmanager
@@ -66,6 +66,38 @@ def replace_text(path, text):
         except BaseException:
             part.unlink(missing_ok=True)
             raise
+
+
+def replace_figure(path, figure):
+    """Writes a matplotlib figure under a temporary name, renames it, and closes the figure.
+
+    Raises:
+        OutputError: it cannot be written; an older file is untouched.
+    """
+    from matplotlib import pyplot
+
+    path = Path(path)
+    part = path.with_name(f"part.{path.name}")  # its ending tells the format
+    with writing(path):
+        figure.savefig(part, dpi=110)
+        part.replace(path)
+    pyplot.close(figure)
+
+
+def parse_json(text, place):
+    """Returns what a line of JSON says.
+
+    Args:
+        text: the line.
+        place: where it stands, for the message.
+
+    Raises:
+        InputError: it is no JSON.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{place}: is no JSON: {first_line(error)}") from None
 
 
 def first_line(error):

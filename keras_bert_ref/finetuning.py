@@ -98,8 +98,8 @@ class FineTuning:
 
     The folder gets `model/`, the best model so far, and `dev_predictions.jsonl`, its predictions;
     `results.json`, all trials; and `trials/`, a folder for each with its metrics and TensorBoard
-    logs. Run again, it goes on where it stopped,
-    in the middle of a trial too; trials that are done are not done again.
+    logs. Run again, it goes on where it stopped, in the middle of a trial too; trials that are done
+    are not done again.
 
     Args:
         task: a `Task`.

@@ -1,6 +1,6 @@
 """The picture of a confusion matrix."""
 
-from keras_bert_ref.files import writing
+from keras_bert_ref.files import replace_figure
 
 _MOST_NUMBERED = 20  # classes; with more, the numbers would cover each other
 
@@ -36,9 +36,5 @@ def draw_confusion(true, predicted, labels, path):
         display_labels=[label.replace("$", r"\$") for label in labels],  # no formulas
     ).plot(cmap="Blues", xticks_rotation=30, ax=axis, include_values=len(labels) <= _MOST_NUMBERED)
     figure.tight_layout()
-    part = path.with_name(f"part.{path.name}")
-    with writing(path):
-        figure.savefig(part, dpi=110)
-        part.replace(path)
-    pyplot.close(figure)
+    replace_figure(path, figure)
     return True

@@ -17,7 +17,7 @@ from keras_bert_ref.cli.checkpoints import Where
 from keras_bert_ref.cli.pretrain import PRECISIONS, check_precision
 from keras_bert_ref.cli.progress import console, progress_bar
 from keras_bert_ref.errors import ConfigError, InputError, OutputError
-from keras_bert_ref.files import first_line, replace_text, writing
+from keras_bert_ref.files import parse_json, replace_text, writing
 
 Data = Annotated[
     str, typer.Option(help="The folder of the task's files, or tfds:NAME, such as tfds:glue/mrpc.")
@@ -342,10 +342,7 @@ def _decoded(name, lines):
 
 def _example(task, place, line, is_json):
     if is_json:
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{place}: is no JSON: {first_line(error)}") from None
+        value = parse_json(line, place)
         if isinstance(value, list):
             value = tuple(value)
     else:

@@ -3,14 +3,13 @@
 import codecs
 import contextlib
 import gzip
-import json
 import re
 import reprlib
 import zlib
 from pathlib import Path
 
 from keras_bert_ref.errors import ConfigError, InputError
-from keras_bert_ref.files import first_line
+from keras_bert_ref.files import first_line, parse_json
 
 FORMATS = {
     "text": (".txt", ".text"),
@@ -143,10 +142,7 @@ class InputFile:
         for place, line in lines:
             if not line.strip():
                 continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise InputError(f"{place}: is no JSON: {first_line(error)}") from None
+            row = parse_json(line, place)
             if not isinstance(row, dict):
                 raise InputError(f"{place}: is no JSON object")
             if not self.columns:

@@ -2,13 +2,12 @@
 
 import csv
 import dataclasses
-import json
 from pathlib import Path
 
 import numpy as np
 
 from keras_bert_ref.errors import InputError
-from keras_bert_ref.files import first_line, replace_text
+from keras_bert_ref.files import parse_json, replace_text
 from keras_bert_ref.tasks import scores
 from keras_bert_ref.tasks.classification import probabilities
 from keras_bert_ref.tasks.contract import Row, Task
@@ -176,10 +175,7 @@ def _json_rows(path):
         place = f"{path}, line {number}"
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{place}: is no JSON: {first_line(error)}") from None
+        row = parse_json(line, place)
         if not isinstance(row, dict):
             raise InputError(f"{place}: holds no JSON object")
         yield place, row

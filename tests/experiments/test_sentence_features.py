@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import typer
 from checkpoint_models import make
+from encoder_rows import count_encoder_rows
 from sklearn.feature_extraction.text import TfidfVectorizer
 from typer.testing import CliRunner
 
 from experiments import layer_curve, sentence_features
 from keras_bert_ref import BertFeaturizer, FeatureExtractor
-from keras_bert_ref.features import frozen
 from keras_bert_ref.training import fast_precision
 
 SIZES = {"train": 40, "dev": 23}
@@ -54,15 +54,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def encoded(monkeypatch):
-    """Counts the rows that go through an encoder."""
-    rows, run = [], frozen.FrozenEncoder._run
-
-    def counted(self, wanted, arrays):
-        rows.append(arrays["input_mask"].any(axis=1).sum())
-        return run(self, wanted, arrays)
-
-    monkeypatch.setattr(frozen.FrozenEncoder, "_run", counted)
-    return rows
+    return count_encoder_rows(monkeypatch)
 
 
 def command(*arguments):

@@ -104,6 +104,16 @@ class Killed(BaseException):
     pass
 
 
+def assert_ends_as_undisturbed(run, whole):
+    """Asserts that a run ends with the scores and the weights of one that was not disturbed."""
+    (result,) = run.run([TRIAL])
+    undisturbed, model = whole
+    (expected,) = [one for one in undisturbed.results if one["seed"] == TRIAL.seed]
+    assert result["history"] == expected["history"]
+    again = BertClassifier.from_pretrained(run.folder / "model")
+    checkpoint_models.assert_same_weights(again, model)
+
+
 @pytest.mark.parametrize("at", [1, 9])  # before the first epoch's end, and after
 def test_a_killed_run_goes_on_to_the_same_model(start, whole, tmp_path, at):
     def kill(trial, step, steps, metrics):
@@ -113,12 +123,7 @@ def test_a_killed_run_goes_on_to_the_same_model(start, whole, tmp_path, at):
     with pytest.raises(Killed):
         prepared(start, tmp_path).run([TRIAL], kill)
     assert not (tmp_path / "results.json").exists()
-    (result,) = prepared(start, tmp_path).run([TRIAL])
-    undisturbed, model = whole
-    (expected,) = [one for one in undisturbed.results if one["seed"] == TRIAL.seed]
-    assert result["history"] == expected["history"]
-    again = BertClassifier.from_pretrained(tmp_path / "model")
-    checkpoint_models.assert_same_weights(again, model)
+    assert_ends_as_undisturbed(prepared(start, tmp_path), whole)
 
 
 def test_a_run_with_other_settings_is_refused_by_name(start, done):
@@ -129,24 +134,14 @@ def test_a_run_with_other_settings_is_refused_by_name(start, done):
 
 
 def test_an_interrupt_during_an_epochs_evaluation_loses_none(start, whole, tmp_path):
+    def interrupted(self, *arguments):
+        raise KeyboardInterrupt
+
     for _ in range(2):  # in the first epoch's, and when it is made good
         with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            score, calls = TextClassification.score, []
-
-            def interrupted(self, *arguments, score=score, calls=calls):
-                calls.append(1)
-                if len(calls) == 1:
-                    raise KeyboardInterrupt
-                return score(self, *arguments)
-
             patch.setattr(TextClassification, "score", interrupted)
             prepared(start, tmp_path).run([TRIAL])
-    (result,) = prepared(start, tmp_path).run([TRIAL])
-    undisturbed, model = whole
-    (expected,) = [one for one in undisturbed.results if one["seed"] == TRIAL.seed]
-    assert result["history"] == expected["history"]
-    again = BertClassifier.from_pretrained(tmp_path / "model")
-    checkpoint_models.assert_same_weights(again, model)
+    assert_ends_as_undisturbed(prepared(start, tmp_path), whole)
 
 
 def test_a_run_that_cannot_begin_leaves_nothing(start, tmp_path):

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from checkpoint_models import make
+from encoder_rows import count_encoder_rows
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
 from sklearn.linear_model import LogisticRegression
@@ -19,7 +20,6 @@ from sklearn.utils import get_tags
 
 from keras_bert_ref import BertFeaturizer, FeatureExtractor
 from keras_bert_ref.errors import ConfigError, InputError, OutputError
-from keras_bert_ref.features import frozen
 from keras_bert_ref.features.cache import FeatureCache
 
 TEXTS = [f"{a} word{n} {b}" for n in range(10) for a, b in (("x", "y z"), ("a b", "c"))]
@@ -35,15 +35,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def passes(monkeypatch):
-    """Counts the rows that go through an encoder."""
-    rows, run = [], frozen.FrozenEncoder._run
-
-    def counted(self, wanted, arrays):
-        rows.append(arrays["input_mask"].any(axis=1).sum())
-        return run(self, wanted, arrays)
-
-    monkeypatch.setattr(frozen.FrozenEncoder, "_run", counted)
-    return rows
+    return count_encoder_rows(monkeypatch)
 
 
 def test_it_gives_the_extractors_features(folder, tmp_path):
