@@ -40,11 +40,13 @@ class Symbols:
 
     Args:
         tokenizer: a WordPieceTokenizer.
+        stand_ins: characters of no meaning that are to be words of their own.
     """
 
-    def __init__(self, tokenizer):
+    def __init__(self, tokenizer, stand_ins=()):
         self._lower_case, self._strip_accents = tokenizer.lower_case, tokenizer.strip_accents
-        self._alphabet = set("".join(tokenizer.vocabulary))
+        self._stand_ins = set(stand_ins)
+        self._alphabet = set("".join(tokenizer.vocabulary)) | self._stand_ins
 
         everything = "".join(map(chr, range(_CODE_POINTS)))
         ideographs = set(re.findall(f"[{CJK}]", everything))  # a few of them are unassigned
@@ -82,6 +84,8 @@ class Symbols:
             self._near_sigma = PagedTable(self._seen_from_sigma(known))
 
     def _kind(self, char):
+        if char in self._stand_ins:
+            return _ALONE
         cleaned = clean(char)
         if cleaned is None:
             return _DELETED

@@ -69,19 +69,25 @@ def fresh_value(variable, config):
     return initializer(config)(variable.shape, "float32")
 
 
-@tf.custom_gradient
-def lookup(table, ids):
+def lookup(table, ids, *, training):
     """Returns the rows `ids` of `table`, [..., H].
 
-    The gradient is one dense tensor. TensorFlow's own, a list of rows, would turn the gradient of
-    the tied decoder (all V rows of the same table) into a list as well before adding them up.
+    While training, the gradient is one dense tensor. TensorFlow's own, a list of rows, would turn
+    the gradient of the tied decoder (all V rows of the same table) into a list as well before
+    adding them up.
     """
+    if not training:
+        return tf.gather(table, ids)
 
-    def gradient(upstream):
-        rows = tf.reshape(upstream, [-1, upstream.shape[-1]])
-        return tf.math.unsorted_segment_sum(rows, tf.reshape(ids, [-1]), tf.shape(table)[0]), None
+    @tf.custom_gradient
+    def run(table):
+        def gradient(dy):
+            rows = tf.reshape(dy, [-1, dy.shape[-1]])
+            return tf.math.unsorted_segment_sum(rows, tf.reshape(ids, [-1]), tf.shape(table)[0])
 
-    return tf.gather(table, ids), gradient
+        return tf.gather(table, ids), gradient
+
+    return run(table)
 
 
 class Dropout(keras.layers.Layer):
@@ -190,7 +196,8 @@ class Embeddings(keras.layers.Layer):
     def call(self, input_ids, segment_ids, training=False):
         config = self.config
         length = tf.shape(input_ids)[1]
-        words = lookup(tf.convert_to_tensor(self.word_embeddings), input_ids)  # [B, S, H]
+        table = tf.convert_to_tensor(self.word_embeddings)
+        words = lookup(table, input_ids, training=training)  # [B, S, H]
         positions = self.position_embeddings[:length]  # [S, H]
         # A product with one-hot rows: its gradient is a product too, not a scatter into two rows.
         # One-hot rows of zeros are what a segment out of range would silently become.
@@ -268,7 +275,7 @@ class SelfAttention(keras.layers.Layer):
         parts = (self.query, self.key, self.value)
         kernel = tf.concat([part.kernel for part in parts], axis=1)  # [H, 3H]
         bias = tf.concat([part.bias for part in parts], axis=0)
-        rows = ops.add_bias(tf.matmul(x, kernel), bias)  # [T, 3H]
+        rows = ops.add_bias(tf.matmul(x, kernel), bias, training=training)  # [T, 3H]
         rows = tf.reshape(rows, [batch, length, 3, config.num_attention_heads, config.head_size])
         query, key, value = tf.unstack(tf.transpose(rows, [2, 0, 3, 1, 4]))  # [B, A, S, d]
         scores = tf.matmul(query, key, transpose_b=True)  # [B, A, S, S]

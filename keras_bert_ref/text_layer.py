@@ -8,6 +8,7 @@ vocabulary gives the longest piece at every position, for all positions at a tim
 that can be reached from the beginning of a word are the result (`graph_pieces`).
 """
 
+import re
 from typing import NamedTuple
 
 from keras_bert_ref._tensorflow import tf
@@ -27,25 +28,22 @@ class TextLayer(tf.Module):
         max_length: the most pieces of an encoded text or pair, specials included.
 
     Raises:
-        ConfigError: the tokenizer has `never_split` pieces, or `max_length` leaves no room for
-            [CLS] and [SEP].
+        ConfigError: the tokenizer has `never_split` pieces that are not of the kind of "[MASK]", or
+            `max_length` leaves no room for [CLS] and [SEP].
     """
 
     def __init__(self, tokenizer, max_length=128):
         super().__init__(name="text_layer")
-        if tokenizer.never_split:
-            raise ConfigError(
-                "never_split: a TextLayer cannot keep pieces whole; give it a tokenizer without "
-                "never_split"
-            )
         _check_room(max_length, 1)
         self.max_length = max_length
         self._pad_id, self._unk_id = tokenizer.pad_id, tokenizer.unk_id
         self._cls_id, self._sep_id = tokenizer.cls_id, tokenizer.sep_id
         with tf.device("CPU:0"):
+            self._whole = _WholePieces(tokenizer.never_split)
             self._vocabulary = tf.constant(tokenizer.vocabulary)
-            self._symbols = Symbols(tokenizer)
-            self._trie = Trie(tokenizer.vocabulary, self._symbols.of_character)
+            self._symbols = Symbols(tokenizer, self._whole.stand_ins.values())
+            pieces = [self._whole.stand_ins.get(piece, piece) for piece in tokenizer.vocabulary]
+            self._trie = Trie(pieces, self._symbols.of_character)
         self._encode = tf.function(self._encoded, autograph=False, reduce_retracing=True)
         self._tokenize = tf.function(self._tokenized, autograph=False, reduce_retracing=True)
 
@@ -145,7 +143,8 @@ class TextLayer(tf.Module):
     def _pieces(self, texts, most_words=None, located=False):
         """Returns the _Pieces of texts [B], or of the first `most_words` words of each."""
         # The space keeps a word from going on into the next text.
-        decoded = tf.strings.unicode_decode(tf.strings.join([" ", texts]), "UTF-8")
+        texts = tf.strings.join([" ", self._whole.replaced(texts)])
+        decoded = tf.strings.unicode_decode(texts, "UTF-8")
         expanded = self._symbols.of_code_points(decoded.values)
         characters = self._symbols.without_marks(expanded.values, located)
         words = find_words(characters, self._symbols.first_alone)
@@ -172,7 +171,64 @@ class TextLayer(tf.Module):
             )
         )
         begin = tf.gather(decoded.row_splits, piece_texts) + 1  # 1: the space in front
-        return _Pieces(ids, piece_texts, piece_splits, starts - begin, ends + 1 - begin)
+        places = self._whole.given_places(starts, ends + 1, begin, decoded.values)
+        return _Pieces(ids, piece_texts, piece_splits, *places)
+
+
+class _WholePieces:
+    """Keeps some pieces whole wherever they occur: each is replaced by one character.
+
+    Characters that stand in are of those that Unicode will never give a meaning. Where a text has
+    one of its own, another takes its place, which is as unknown.
+
+    Args:
+        pieces: such as "[MASK]": brackets around anything but brackets, so no two can overlap.
+    """
+
+    def __init__(self, pieces):
+        if wrong := [piece for piece in pieces if not re.fullmatch(r"\[[^\[\]]+\]", piece)]:
+            raise ConfigError(
+                f"never_split: a TextLayer keeps pieces like [MASK] whole, but not {wrong[0]!r}"
+            )
+        if len(pieces) > _STAND_INS:
+            raise ConfigError(
+                f"never_split: a TextLayer keeps at most {_STAND_INS} pieces whole, not "
+                f"{len(pieces)}"
+            )
+        self.stand_ins = {piece: chr(_FIRST_STAND_IN + n) for n, piece in enumerate(pieces)}
+        self._lengths = tf.constant([len(piece) for piece in pieces], tf.int64)
+
+    def replaced(self, texts):
+        """Returns texts with a character in the place of each piece."""
+        if not self.stand_ins:
+            return texts
+        first, last = chr(_FIRST_STAND_IN), chr(_FIRST_STAND_IN + _STAND_INS - 1)
+        texts = tf.strings.regex_replace(texts, f"[{first}-{last}]", chr(ord(last) + 1))
+        for piece, character in self.stand_ins.items():
+            texts = tf.strings.regex_replace(texts, re.escape(piece), character)
+        return texts
+
+    def given_places(self, starts, ends, begin, code_points):
+        """Returns where pieces start and end in the texts as they were before the replacement.
+
+        Args:
+            starts, ends: of pieces, among the code points of all texts.
+            begin: where the text of each piece begins.
+            code_points: of all texts, after the replacement.
+        """
+        if not self.stand_ins:
+            return starts - begin, ends - begin
+        numbers = code_points - _FIRST_STAND_IN
+        stands = (numbers >= 0) & (numbers < len(self.stand_ins))
+        widths = tf.where(stands, tf.gather(self._lengths, tf.where(stands, numbers, 0)), 1)
+        given = tf.concat([[0], tf.cumsum(widths)], 0)
+        ends = tf.where(tf.gather(stands, starts), starts + 1, ends)  # it takes no mark after it
+        begin = tf.gather(given, begin)
+        return tf.gather(given, starts) - begin, tf.gather(given, ends) - begin
+
+
+# The noncharacters U+FDD0 to U+FDEF; the last takes the place of those that a text has.
+_FIRST_STAND_IN, _STAND_INS = 0xFDD0, 31
 
 
 class _Pieces(NamedTuple):

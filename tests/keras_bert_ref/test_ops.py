@@ -84,10 +84,14 @@ def test_bias_activation_in_half_precision(dtype):
     )
 
 
+@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_add_bias(dtype):
+def test_add_bias(dtype, training):
     assert_equals_float64(
-        ops.add_bias, tf.add, normal(13, 37, dtype=dtype), normal(37, seed=1, dtype=dtype)
+        lambda x, bias: ops.add_bias(x, bias, training=training),
+        tf.add,
+        normal(13, 37, dtype=dtype),
+        normal(37, seed=1, dtype=dtype),
     )
 
 

@@ -253,10 +253,24 @@ def test_a_vocabulary_of_special_pieces_alone():
     assert_tokenized_alike(tokenizer, TextLayer(tokenizer), ["", "a b. c中", "[MASK]"])
 
 
+@pytest.mark.parametrize("casing", CASINGS)
+def test_pieces_that_are_never_split(casing):
+    kept = ["[MASK]", "[a+b]", "[SEP]"]
+    tokenizer = WordPieceTokenizer([*PIECES, "[a+b]"], *casing, never_split=kept)
+    layer = TextLayer(tokenizer, max_length=13)
+    parts = [*kept, *PECULIAR, "\ufdd0", "\ufdd1", "\ufdef", "[mask]", "[", "]", "MASK", "aΣ"]
+    random_parts = random.Random(3)
+    texts = ["".join(random_parts.choices(parts, k=n % 12)) for n in range(400)]
+    texts += ["un[MASK].", "[[MASK]]", "aΣ[MASK]Σa", "[MASK]\u0301a", "[MASK][MASK]"]
+    assert_tokenized_alike(tokenizer, layer, texts)
+    assert lists(layer(texts)) == padded([tokenizer.encode(text, max_length=13) for text in texts])
+
+
 def test_what_is_refused(uncased):
     tokenizer, layer = uncased
-    with pytest.raises(ConfigError, match="never_split"):
-        TextLayer(WordPieceTokenizer(tokenizer.vocabulary, never_split="[MASK]"))
+    vocabulary = [*tokenizer.vocabulary, "A[B]"]
+    with pytest.raises(ConfigError, match=r"pieces like \[MASK\] whole, but not 'A\[B\]'"):
+        TextLayer(WordPieceTokenizer(vocabulary, never_split=["[MASK]", "A[B]"]))
     with pytest.raises(ConfigError, match=r"max_length=1 .* at least 2"):
         TextLayer(tokenizer, max_length=1)
     for wrong in ("un", [["un"]], [1, 2]):
