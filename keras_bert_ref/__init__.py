@@ -26,6 +26,7 @@ _HOME = {
     "BertFeaturizer": "features.featurizer",
     "FeatureExtractor": "features.extractor",
     "ScalarMix": "features.scalar_mix",
+    "export_saved_model": "export",
     "fill_mask": "masked_prediction",
     "learn_vocabulary": "vocabulary",
     "load_pretrained": "checkpoints.loading",

@@ -36,6 +36,10 @@ class CheckpointError(BertError, ValueError):
     """A checkpoint that is damaged, or does not fit the model or the run."""
 
 
+class ExportError(BertError, ValueError):
+    """A SavedModel that does not compute what its model does."""
+
+
 class InputError(BertError, ValueError):
     """Text that cannot be read: of the wrong kind, or in a file of another kind."""
 

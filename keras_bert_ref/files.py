@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import shutil
+import uuid
 from pathlib import Path
 
 from keras_bert_ref.errors import CheckpointError, InputError, OutputError
@@ -66,6 +68,71 @@ def replace_text(path, text):
         except BaseException:
             part.unlink(missing_ok=True)
             raise
+
+
+@contextlib.contextmanager
+def replacing_folder(folder, known, overwrite):
+    """Yields a folder to write to, which appears under its name when all went well, or not at all.
+
+    Args:
+        folder: the folder to make.
+        known: the names that it may hold already to be replaced, see `check_free`.
+        overwrite: whether what is found there is replaced.
+
+    Raises:
+        OutputError: it is in use, or cannot be written.
+    """
+    folder = check_free(folder, known, overwrite)
+    # Names of its own: another that writes the same folder does not get in the way.
+    mark = uuid.uuid4().hex[:8]
+    part, old = (folder.with_name(f".{folder.name}.{mark}.{end}") for end in ("part", "old"))
+    try:
+        with writing(folder):
+            part.mkdir(parents=True)
+            yield part
+            if folder.exists():
+                check_free(folder, known, overwrite)  # once more: much may have happened meanwhile
+                folder.rename(old)
+            part.rename(folder)
+    except BaseException as error:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        if isinstance(error, OutputError):
+            raise OutputError(str(error).replace(str(part), str(folder))) from None
+        raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def check_free(folder, known, overwrite):
+    """Returns the place of a folder that may be written.
+
+    Args:
+        folder: its path.
+        known: names of files that are replaced; a folder that holds any other is in use.
+        overwrite: whether they are.
+
+    Raises:
+        OutputError: it is in use, or holds a model and may not be replaced.
+    """
+    try:
+        folder = Path(folder).expanduser().resolve()
+        found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        taken = folder.exists() and not folder.is_dir()
+    except (OSError, ValueError) as error:
+        raise OutputError(f"{folder!s} cannot be written: {first_line(error)}") from None
+    if taken:
+        raise OutputError(f"{folder} is a file: choose another place")
+    if folder == Path.cwd():
+        raise OutputError(f"{folder} is the current folder: name one within it")
+    if foreign := [name for name in found if name not in known]:
+        raise OutputError(
+            f"{folder} is in use and holds {', '.join(foreign[:3])}: choose another folder"
+        )
+    if found and not overwrite:
+        raise OutputError(f"{folder} holds a model: choose another folder, or allow overwriting")
+    return folder
 
 
 def replace_figure(path, figure):

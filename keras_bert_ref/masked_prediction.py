@@ -32,13 +32,7 @@ def fill_mask(model, text, *, top=5):
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise ConfigError("the model has no tokenizer: set model.tokenizer to a WordPieceTokenizer")
-    if MASK not in tokenizer.never_split:
-        tokenizer = WordPieceTokenizer(
-            tokenizer.vocabulary,
-            tokenizer.lower_case,
-            tokenizer.strip_accents,
-            (*tokenizer.never_split, MASK),
-        )
+    tokenizer = keeping_masks(tokenizer)
     encoding = tokenizer.encode(text)
     longest = model.encoder.config.max_position_embeddings
     if len(encoding.input_ids) > longest:
@@ -63,3 +57,15 @@ def fill_mask(model, text, *, top=5):
         [(tokenizer.vocabulary[index], float(row[index])) for index in indices]
         for indices, row in zip(best, probabilities, strict=True)
     ]
+
+
+def keeping_masks(tokenizer):
+    """Returns a tokenizer that does the same, but reads "[MASK]" as the piece of that name."""
+    if MASK in tokenizer.never_split:
+        return tokenizer
+    return WordPieceTokenizer(
+        tokenizer.vocabulary,
+        tokenizer.lower_case,
+        tokenizer.strip_accents,
+        (*tokenizer.never_split, MASK),
+    )

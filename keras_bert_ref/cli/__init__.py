@@ -28,6 +28,7 @@ def main():
     from keras_bert_ref.cli import (  # noqa: F401
         checkpoints,
         data,
+        export,
         features,
         finetune,
         pretrain,

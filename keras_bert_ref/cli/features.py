@@ -100,7 +100,7 @@ def features(
     from keras_bert_ref.features.writing import FeatureFile, check_output
 
     check_precision(precision)
-    layers = _layers(layers)
+    layers = parse_layers(layers)
     check_output(out, overwrite)
     texts = InputFile(texts, format, columns.split(",") if columns else (), header)
     if out.exists() and out.samefile(texts.path):
@@ -194,7 +194,8 @@ def _steps(rows):
         raise failed
 
 
-def _layers(text):
+def parse_layers(text):
+    """Returns what `--layers` means to a `FeatureExtractor`."""
     if text in ("last4", "all"):
         return text
     try:

@@ -24,7 +24,6 @@ class FrozenEncoder:
     def __init__(self, encoder, layers):
         self.encoder = encoder
         self.layers = tuple(layers)
-        self._bias = AttentionBias(encoder.attention, name="bias", dtype=encoder.dtype_policy)
         self._functions = {}
 
     def states(self, arrays):
@@ -54,7 +53,9 @@ class FrozenEncoder:
     def _build(self, wanted):
         def compute(*inputs):
             features = dict(zip(_INPUTS, inputs, strict=True))
-            states, top = self._forward(features, pooled="pooler" in wanted)
+            states, top = hidden_states(
+                self.encoder, self.layers, features, whole="pooler" in wanted
+            )
             if wanted == "states":
                 return [tf.stack(states, axis=2)]
             return [self._statistic(name, states, top, features) for name in wanted]
@@ -63,19 +64,6 @@ class FrozenEncoder:
         function = tf.function(compute, input_signature=signature, autograph=False)
         function = function.get_concrete_function()
         return function if tf.config.list_logical_devices("GPU") else frozen(function)
-
-    def _forward(self, features, pooled):
-        """Returns the wanted states, each [B, S, H], and the last one that was computed."""
-        encoder = self.encoder
-        blocks = encoder.blocks if pooled else encoder.blocks[: max(self.layers)]
-        shape = [*tf.unstack(tf.shape(features["input_ids"])), encoder.config.hidden_size]
-        x = encoder.embeddings(features["input_ids"], features["segment_ids"])  # [T, H]
-        bias = self._bias(features["input_mask"])
-        states = [tf.reshape(x, shape)]
-        for block in blocks:
-            x, _ = block(x, bias)
-            states.append(tf.reshape(x, shape))
-        return [states[layer] for layer in self.layers], states[-1]
 
     def _statistic(self, name, states, top, features):
         if name == "pooler":
@@ -93,3 +81,27 @@ class FrozenEncoder:
 
 
 _INPUTS = ("input_ids", "input_mask", "segment_ids", "text", "special")
+
+
+def hidden_states(encoder, layers, features, whole=False):
+    """Computes hidden states, no layer more than it takes.
+
+    Args:
+        encoder: a `BertEncoder`.
+        layers: numbers of the layers wanted, 0 for the embeddings to L.
+        features: the encoder's inputs.
+        whole: whether all layers are to be computed.
+
+    Returns:
+        The wanted states, a list of float32 [B, S, H], and the last one that was computed.
+    """
+    blocks = encoder.blocks if whole else encoder.blocks[: max(layers)]
+    shape = [*tf.unstack(tf.shape(features["input_ids"])), encoder.config.hidden_size]
+    bias = AttentionBias(encoder.attention, name="bias", dtype=encoder.dtype_policy)
+    bias = bias(features["input_mask"])
+    x = encoder.embeddings(features["input_ids"], features["segment_ids"])  # [T, H]
+    states = [tf.reshape(x, shape)]
+    for block in blocks:
+        x, _ = block(x, bias)
+        states.append(tf.reshape(x, shape))
+    return [states[layer] for layer in layers], states[-1]

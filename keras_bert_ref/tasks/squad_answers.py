@@ -7,7 +7,7 @@ import numpy as np
 from keras_bert_ref.tasks.classification import probabilities
 
 # The null odds where a context has no piece that could be an answer.
-_NO_RIVAL = 1e6
+NO_RIVAL = 1e6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ def decode(context, windows, outputs, *, n_best, max_answer_length, null):
     odds, always = None, ()
     if null:
         null_logits = min((one[:, 0] for one in logits), key=sum)
-        odds = float(null_logits.sum() - scores[0].sum()) if len(spans) else _NO_RIVAL
+        odds = float(null_logits.sum() - scores[0].sum()) if len(spans) else NO_RIVAL
         # It comes after answers of the same score.
         place = np.searchsorted(-scores.sum(1), -null_logits.sum(), side="right")
         scores = np.insert(scores, place, null_logits, axis=0)

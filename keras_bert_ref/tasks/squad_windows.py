@@ -6,7 +6,7 @@ import functools
 import numpy as np
 
 # How much the length of a window counts beside the context of a piece in it.
-_LENGTH_COUNTS = 0.01
+LENGTH_COUNTS = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ def sliding(length, room, stride):
     for number, start in enumerate(starts):
         stop = min(start + room, length)
         places = np.arange(stop - start)
-        context = np.minimum(places, places[::-1]) + _LENGTH_COUNTS * len(places)
+        context = np.minimum(places, places[::-1]) + LENGTH_COUNTS * len(places)
         better = start + np.flatnonzero(context > best[start:stop])
         best[better], owner[better] = context[better - start], number
         windows.append((start, stop))

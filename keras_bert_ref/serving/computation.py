@@ -1,0 +1,41 @@
+"""The part of a served model that has weights."""
+
+from keras_bert_ref._tensorflow import frozen, tf
+
+
+class Computation:
+    """A function of named tensors, traced once, with its weights as constants or variables.
+
+    Args:
+        function: takes and returns name → tensor.
+        inputs: a `tf.TensorSpec` for each input.
+        freeze: whether weights become constants of the graph.
+
+    Attributes:
+        outputs: name → `tf.TensorSpec`.
+        variables: those that the function reads; none if they are constants.
+    """
+
+    def __init__(self, function, inputs, freeze):
+        self._names = [spec.name for spec in inputs]
+        names = []
+
+        def run(*values):
+            outputs = function(dict(zip(self._names, values, strict=True)))
+            names[:] = outputs
+            return list(outputs.values())
+
+        traced = tf.function(run, input_signature=inputs, autograph=False).get_concrete_function()
+        self._function = frozen(traced) if freeze else traced
+        self.outputs = {
+            name: tf.TensorSpec(x.shape, x.dtype, name)
+            for name, x in zip(names, traced.outputs, strict=True)
+        }
+        self.variables = list(self._function.variables)
+
+    def __call__(self, features):
+        values = self._function(*[features[name] for name in self._names])
+        return {
+            name: tf.ensure_shape(value, spec.shape)
+            for value, (name, spec) in zip(values, self.outputs.items(), strict=True)
+        }
