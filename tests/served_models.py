@@ -44,13 +44,14 @@ class in_this_process:  # noqa: N801
 
     def __enter__(self):
         self._usual = export.answers_in_a_fresh_process
-        export.answers_in_a_fresh_process = _answers
+        export.answers_in_a_fresh_process = answers_in_this_process
 
     def __exit__(self, *error):
         export.answers_in_a_fresh_process = self._usual
 
 
-def _answers(folder, requests):
+def answers_in_this_process(folder, requests):
+    """Returns what `export.answers_in_a_fresh_process` does."""
     model = tf.saved_model.load(folder)
     found = {}
     for name, inputs in requests.items():

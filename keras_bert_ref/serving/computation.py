@@ -34,8 +34,14 @@ class Computation:
         self.variables = list(self._function.variables)
 
     def __call__(self, features):
-        values = self._function(*[features[name] for name in self._names])
+        values = self._function(*[_with_a_column(features[name]) for name in self._names])
         return {
             name: tf.ensure_shape(value, spec.shape)
             for value, (name, spec) in zip(values, self.outputs.items(), strict=True)
         }
+
+
+def _with_a_column(x):
+    """Returns x [..., S] with S at least 1: a batch of no texts has no columns, and [CLS] is one."""
+    missing = tf.cast(tf.equal(tf.shape(x)[-1:], 0), tf.int32)
+    return tf.concat([x, tf.zeros(tf.concat([tf.shape(x)[:-1], missing], 0), x.dtype)], -1)

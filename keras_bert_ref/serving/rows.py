@@ -48,7 +48,8 @@ def rows_of(blocks, tokenizer):
         bool [W, S].
     """
     lengths = tf.add_n([block.sizes + 1 for block in blocks]) + 1
-    columns = tf.range(tf.reduce_max(tf.concat([lengths, [0]], 0)))[tf.newaxis]
+    # The 1: where there are no rows, there is a column nevertheless.
+    columns = tf.range(tf.reduce_max(tf.concat([lengths, [1]], 0)))[tf.newaxis]
     mask = columns < lengths[:, tf.newaxis]
     # Where no piece comes, it is [SEP] or padding.
     ids = tf.where(mask, tokenizer.sep_id, tokenizer.pad_id)
