@@ -1,6 +1,7 @@
-"""`quickstart`: raw text to a pretrained encoder in minutes, and a look at what it learned."""
+"""`quickstart`: raw text to a pretrained encoder in minutes, what it learned, and served."""
 
 import itertools
+import json
 import random
 import shutil
 import sys
@@ -81,6 +82,8 @@ def quickstart(
     _show(out, results)
     console.rule("6. features in scikit-learn")
     compare_with_bag_of_words(out / "run" / "model", texts, max_length=_LENGTH)
+    console.rule("7. a SavedModel")
+    _serve(out)
     _tell_next(out)
 
 
@@ -183,6 +186,29 @@ def _show(out, results):
     console.print(guesses)
 
 
+def _serve(out):
+    """Exports the model, and asks what was exported as a server would."""
+    from keras_bert_ref._tensorflow import tf
+    from keras_bert_ref.export import export_saved_model
+    from keras_bert_ref.models import BertPretrainer
+
+    model = BertPretrainer.from_pretrained(out / "run" / "model")
+    folder = out / "served" / "1"
+    with console.status("exporting, and trying it in a process of its own"):
+        export_saved_model(model, folder, top=3)
+    served = tf.saved_model.load(str(folder))
+    sentences = _sentences(out / "data", model.tokenizer, count=1)
+    text = next((sentence for sentence, _ in sentences), "A [MASK].")
+    answer = served.signatures["serving_text"](texts=tf.constant([text]))
+    request = {"signature_name": "serving_text", "instances": [text]}
+    pieces = [piece.decode() for piece in answer["pieces"].numpy()[0, 0]]
+    shares = answer["probabilities"].numpy()[0, 0].tolist()
+    console.print(f"{folder} answers", markup=False)
+    console.print(json.dumps(request, ensure_ascii=False), markup=False, soft_wrap=True)
+    guesses = ", ".join(f"{piece} {p:.0%}" for piece, p in zip(pieces, shares, strict=True))
+    console.print(f"with {guesses}", markup=False)
+
+
 def _tell_next(out):
     model = out / "run" / "model"
     # `make quickstart` runs out of an environment that the shell need not be in.
@@ -195,6 +221,7 @@ def _tell_next(out):
         out / "data": "TFRecord shards and their manifest",
         out / "run": "checkpoints, metrics.jsonl, TensorBoard logs",
         model: "the model: weights, configuration, vocabulary",
+        out / "served": "the same as a SavedModel, for TensorFlow Serving (docs/serving.md)",
     }
     commands = (
         f"{programs}keras-bert-ref pretrain --data {out / 'data'} --out {out / 'mini'} "

@@ -42,6 +42,6 @@ class Computation:
 
 
 def _with_a_column(x):
-    """Returns x [..., S] with S at least 1: a batch of no texts has no columns, and [CLS] is one."""
+    """Returns x [..., S], S at least 1: a batch of no texts has no column, but [CLS] is read."""
     missing = tf.cast(tf.equal(tf.shape(x)[-1:], 0), tf.int32)
     return tf.concat([x, tf.zeros(tf.concat([tf.shape(x)[:-1], missing], 0), x.dtype)], -1)

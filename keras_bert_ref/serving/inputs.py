@@ -59,7 +59,8 @@ def in_chunks(compute, features, rows=32):
     Returns:
         What `compute` would return for all rows.
     """
-    total = tf.maximum(tf.shape(features["input_ids"])[0], 1)
+    # One part at least, of no rows: results have a shape.
+    parts = tf.maximum((tf.shape(features["input_ids"])[0] + rows - 1) // rows, 1)
 
     def step(number, arrays):
         begin = number * rows
@@ -71,11 +72,11 @@ def in_chunks(compute, features, rows=32):
         return number + 1, written
 
     arrays = [
-        tf.TensorArray(x.dtype, 0, dynamic_size=True, infer_shape=False, element_shape=x.shape)
+        tf.TensorArray(x.dtype, parts, infer_shape=False, element_shape=x.shape)
         for x in compute.outputs.values()
     ]
     _, arrays = tf.while_loop(
-        lambda number, arrays: number * rows < total, step, [0, arrays], parallel_iterations=1
+        lambda number, arrays: number < parts, step, [0, arrays], parallel_iterations=1
     )
     results = zip(compute.outputs, (array.concat() for array in arrays), strict=True)
     return dict(results)

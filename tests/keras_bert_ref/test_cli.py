@@ -189,7 +189,14 @@ def test_quickstart(folder, tmp_path, capsys, monkeypatch):
     out = tmp_path / "quickstart"
     assert keras_bert_ref("quickstart", "--out", out, "--minutes", 0.02) == 0
     printed = capsys.readouterr().out
-    for expected in ("MLM accuracy", "NSP accuracy", "top five for [MASK]", "bag of words", "Next"):
+    for expected in (
+        "MLM accuracy",
+        "NSP accuracy",
+        "top five for [MASK]",
+        "bag of words",
+        "1 answers",
+        "Next",
+    ):
         assert expected in printed
     model = load_pretrained(out / "run" / "model")
     assert model.encoder.config.vocab_size > 5000
