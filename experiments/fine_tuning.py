@@ -153,7 +153,8 @@ def run(name, data, where, out, *, seeds=1, precision="float32"):
         bar = bars.add_task(name, total=1, note="")
 
         def report(trial, step, steps, metrics):
-            note = {"note": f"{metrics[task.metric]:.2f}"} if task.metric in (metrics or {}) else {}
+            on_dev = metrics and "loss" not in metrics
+            note = {"note": f"{metrics[task.metric]:.2f}"} if on_dev else {}
             bars.update(bar, total=steps, completed=step, description=trial.name, **note)
             if note:
                 console.print(f"{name}, {trial.name}, step {step} of {steps}: {note['note']}")

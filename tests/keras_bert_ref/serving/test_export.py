@@ -18,9 +18,16 @@ from served_models import (
     in_this_process,
     texts,
 )
+from shared_data import minilm
 from small_bert import CONFIG, set_weights
 
-from keras_bert_ref import BertEncoder, FeatureExtractor, export, export_saved_model
+from keras_bert_ref import (
+    BertEncoder,
+    BertSpanLabeler,
+    FeatureExtractor,
+    export,
+    export_saved_model,
+)
 from keras_bert_ref._tensorflow import tf
 from keras_bert_ref.errors import (
     CheckpointWarning,
@@ -233,6 +240,26 @@ def test_in_lower_precision(tmp_path, precision):
     expected = ask(Answering(model), "serving_text", texts=TEXTS)
     assert answer["pooled_output"].dtype == np.float32
     np.testing.assert_allclose(answer["pooled_output"], expected["pooled_output"], atol=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::keras_bert_ref.errors.CheckpointWarning")
+def test_real_weights_in_tensorflows_own_loader(program, tmp_path):
+    """The other kinds, and thousands of texts: python -m experiments.served_texts."""
+    model = BertSpanLabeler.from_pretrained(minilm())
+    task = make_task("squad-2.0", max_length=128, doc_stride=48)
+    with in_this_process():
+        export_saved_model(model, tmp_path / "1", task=task)
+    context = "BERT was made at Google. It reads text from both sides at once. " * 20
+    questions = ["Where was BERT made?", "Qu'est-ce que c'est ?", "What does it read?"]
+    contexts = [context, "Zürich, naïve café — 東京.", "Nothing."]
+    loader = tensorflow_loader.Loader(program, tmp_path / "1")
+    request = {"questions": questions, "contexts": contexts}
+    (found,) = loader.answers([("serving_text", request)], tmp_path)
+    expected = task.predict(model, list(zip(questions, contexts, strict=True)))
+    assert decoded(found["answer"]) == [one["answer"] for one in expected]
+    odds = [one["null_odds"] for one in expected]
+    np.testing.assert_allclose(found["null_odds"], odds, rtol=0, atol=1e-5)
 
 
 # Requests that are no good, and those after them
