@@ -86,10 +86,12 @@ def replacing_folder(folder, known, overwrite):
     # Names of its own: another that writes the same folder does not get in the way.
     mark = uuid.uuid4().hex[:8]
     part, old = (folder.with_name(f".{folder.name}.{mark}.{end}") for end in ("part", "old"))
+    made = [parent for parent in folder.parents if not parent.exists()]
     try:
         with writing(folder):
             part.mkdir(parents=True)
-            yield part
+        yield part
+        with writing(folder):
             if folder.exists():
                 check_free(folder, known, overwrite)  # once more: much may have happened meanwhile
                 folder.rename(old)
@@ -97,11 +99,14 @@ def replacing_folder(folder, known, overwrite):
     except BaseException as error:
         if old.exists() and not folder.exists():
             old.rename(folder)
+        shutil.rmtree(part, ignore_errors=True)
+        with contextlib.suppress(OSError):  # in use by now
+            for parent in made:
+                parent.rmdir()
         if isinstance(error, OutputError):
             raise OutputError(str(error).replace(str(part), str(folder))) from None
         raise
     finally:
-        shutil.rmtree(part, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -118,10 +123,12 @@ def check_free(folder, known, overwrite):
     """
     try:
         folder = Path(folder).expanduser().resolve()
+        str(folder).encode()  # TensorFlow's names of files are UTF-8
         found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
         taken = folder.exists() and not folder.is_dir()
     except (OSError, ValueError) as error:
-        raise OutputError(f"{folder!s} cannot be written: {first_line(error)}") from None
+        place = str(folder).encode(errors="replace").decode()
+        raise OutputError(f"{place} cannot be written: {first_line(error)}") from None
     if taken:
         raise OutputError(f"{folder} is a file: choose another place")
     if folder == Path.cwd():

@@ -21,7 +21,7 @@ def texts(count, seed, longest=60):
 class Answering:
     """What an export of a model would answer, without one: quicker."""
 
-    def __init__(self, model, *, max_length=None, task=None, top=5):
+    def __init__(self, model, *, max_length=None, task=None, top=None):
         one = served_for(model, max_length, task, top)
         found = signatures(one, Computation(one.compute, one.inputs, freeze=False))
         self.signatures = {

@@ -22,7 +22,7 @@ def save(model, folder, format, overwrite):
     """See `Pretrained.save_pretrained`."""
     if format not in FORMATS:
         raise ConfigError(f"format {format!r} is unknown: choose one of {', '.join(FORMATS)}")
-    with files.replacing_folder(folder, _FILES, overwrite) as part:
+    with files.replacing_folder(folder, _FILES, overwrite) as part, files.writing(folder):
         FORMATS[format](model, part)
         if model.tokenizer is not None:
             length = encoder_of(model).config.max_position_embeddings

@@ -44,7 +44,7 @@ def export(
     task: Annotated[
         str | None, typer.Option(help="squad-1.1 or squad-2.0, where the model does not say it.")
     ] = None,
-    top: Annotated[int, typer.Option(help="Pieces for each [MASK].")] = 5,
+    top: Annotated[int | None, typer.Option(help="Pieces for each [MASK], by default 5.")] = None,
     pooling: Annotated[
         str | None,
         typer.Option(
@@ -83,7 +83,7 @@ def export(
     from keras_bert_ref.export import check_place, export_saved_model
     from keras_bert_ref.features.extractor import FeatureExtractor
 
-    check_place(out, overwrite)
+    out = check_place(out, overwrite)
     with console.status(f"reading {escape(where)}"):
         if pooling is None:
             model = load_pretrained(where, dtype=precision)
@@ -119,9 +119,15 @@ def _show(signatures, out):
             name, *(", ".join(map(_described, specs.values())) for specs in (inputs, outputs))
         )
     console.print(table)
-    name = out.resolve().parent.name
+    name = out.parent.name
     request = json.dumps(example_request(signatures))
     console.print(f"{out} can be served. One request:", markup=False, highlight=False)
+    if not out.name.isdigit():
+        console.print(
+            f"TensorFlow Serving looks for versions, folders of a number: move it to {out}/1",
+            markup=False,
+            highlight=False,
+        )
     console.print(
         f"curl http://localhost:8501/v1/models/{name}:predict -d '{request}'",
         markup=False,
@@ -142,7 +148,10 @@ def example_request(signatures):
         signatures: what `export_saved_model` returned.
     """
     if "serving_text" not in signatures:
-        one = {"input_ids": [101, 102], "input_mask": [1, 1], "segment_ids": [0, 0]}
+        one = {"input_ids": [2, 1, 3], "input_mask": [1, 1, 1], "segment_ids": [0, 0, 0]}
+        inputs, _ = signatures["serving_default"]
+        if inputs["input_ids"].shape.rank == 3:
+            one = {name: [row, row] for name, row in one.items()}
         return {"instances": [one]}
     inputs, _ = signatures["serving_text"]
     one = {name: _EXAMPLES[name] for name in inputs}

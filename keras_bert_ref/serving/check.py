@@ -7,6 +7,7 @@ CASES holds "signature/input" → array; RESULTS gets "signature/output" → arr
 
 import collections
 import os
+import re
 import sys
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -34,4 +35,9 @@ def main(folder, cases, results):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except Exception as error:
+        # One line that says what is wrong, without TensorFlow's names of nodes.
+        text = re.sub(r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:.*?\]", "", str(error))
+        sys.exit(" ".join(text.split()) or type(error).__name__)

@@ -1,6 +1,11 @@
 """The part of a served model that has weights."""
 
+import math
+
 from keras_bert_ref._tensorflow import frozen, tf
+from keras_bert_ref.errors import ConfigError
+
+_LARGEST = 2**31 - 2**26  # bytes; the rest of the graph, vocabulary included, has the difference
 
 
 class Computation:
@@ -26,6 +31,12 @@ class Computation:
             return list(outputs.values())
 
         traced = tf.function(run, input_signature=inputs, autograph=False).get_concrete_function()
+        size = sum(math.prod(x.shape) * x.dtype.size for x in traced.variables)
+        if freeze and size > _LARGEST:
+            raise ConfigError(
+                f"weights of {size / 2**30:.1f} GiB cannot be constants of a graph, which is "
+                "written as one message of at most 2 GiB: keep them as variables (freeze=False)"
+            )
         self._function = frozen(traced) if freeze else traced
         self.outputs = {
             name: tf.TensorSpec(x.shape, x.dtype, name)

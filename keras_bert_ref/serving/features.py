@@ -12,7 +12,7 @@ from keras_bert_ref.serving.served import Served
 class ServedFeatures(Served):
     """The vector of each text; or those of its words or pieces, and how many they are.
 
-    Words begin where a piece does not begin with "##".
+    Words begin where a piece does not begin with "##". [CLS] and [SEP] are told by their places.
 
     Args:
         extractor: a `FeatureExtractor`.
@@ -45,7 +45,7 @@ class ServedFeatures(Served):
         states = tf.stack(states, axis=2)  # [B, S, k, H]
         real = features["input_mask"] > 0
         ids = features["input_ids"]
-        special = (ids == self.tokenizer.cls_id) | (ids == self.tokenizer.sep_id)
+        special = _specials(real, features["segment_ids"])
         if self.pooling in TEXT_POOLINGS:
             chosen = real if self.specials else real & ~special
             return {"features": self._scaled(self._combined(self._pooled(states, chosen)))}
@@ -111,3 +111,17 @@ class ServedFeatures(Served):
             return vectors
         length = tf.norm(vectors, axis=-1, keepdims=True)
         return vectors / tf.maximum(length, np.finfo(np.float32).tiny)
+
+
+def _specials(real, segment_ids):
+    """Returns where [CLS] and the [SEP] that ends each segment are, bool [B, S].
+
+    By their places, as a text may hold such pieces of its own.
+    """
+    columns = tf.range(tf.shape(real)[1])[tf.newaxis]
+
+    def last(chosen):
+        return tf.reduce_sum(tf.cast(chosen, tf.int32), 1, keepdims=True) - 1
+
+    first_text = real & (segment_ids == 0)
+    return (columns == 0) | (columns == last(first_text)) | (columns == last(real))

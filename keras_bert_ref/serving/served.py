@@ -36,7 +36,12 @@ class Served:
         self.inputs = [tf.TensorSpec([None] * self.axes, tf.int32, name) for name in INPUTS]
         self.text = None
         if self.tokenizer is not None:
-            self.text = TextLayer(self.tokenizer, max_length)
+            try:
+                self.text = TextLayer(self.tokenizer, max_length)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{error}; to serve ids alone, set the tokenizer to None"
+                ) from None
 
     def reading(self, tokenizer):
         """Returns the tokenizer that texts are read with, for that of the model."""

@@ -18,6 +18,8 @@ def served_for(model, max_length, task, top):
     if isinstance(model, FeatureExtractor):
         if max_length is not None:
             raise ConfigError("max_length is the extractor's: set it there")
+        if task is not None or top is not None:
+            raise ConfigError("task and top are of models, not of a FeatureExtractor")
         return ServedFeatures(model)
     if not isinstance(model, Pretrained):
         raise ConfigError(
@@ -25,22 +27,32 @@ def served_for(model, max_length, task, top):
             f"{type(model).__name__}"
         )
     task = _task(model, task)
-    longest = encoder_of(model).config.max_position_embeddings
+    if top is not None and model.head != "masked_lm":
+        raise ConfigError("top is of a BertPretrainer: other models have no [MASK] to fill")
+    config = encoder_of(model).config
+    longest = config.max_position_embeddings
+    if config.type_vocab_size < 2 and model.head in ("span", "choice"):
+        raise ConfigError(
+            f"a {type(model).__name__} reads pairs of texts, but type_vocab_size of its encoder is "
+            f"{config.type_vocab_size}"
+        )
     if model.head == "span":
-        task = task or Squad()
-        if not isinstance(task, Squad):
-            raise ConfigError(f"{task.name} is no task of a BertSpanLabeler: name squad-1.1 or 2.0")
+        task = task or _squad(longest)
         if max_length is not None:
             task = dataclasses.replace(task, max_length=max_length)
         max_length = task.max_length
     elif max_length is None:
-        max_length = min(task.max_length, longest) if task else longest
+        settings = model.task.settings if model.task else {}
+        usual = task.max_length if task else settings.get("max_length", longest)
+        max_length = min(usual, longest)
     if max_length > longest:
         raise ConfigError(f"max_length {max_length} is above the {longest} that the model reads")
+    if max_length < 3:
+        raise ConfigError(f"max_length {max_length} has no room for a piece: it is at least 3")
     if model.head == "span":
         return served.ServedSpanLabeler(model, task)
     if model.head == "masked_lm":
-        return served.ServedPretrainer(model, max_length, top)
+        return served.ServedPretrainer(model, max_length, 5 if top is None else top)
     kinds = {
         "classifier": served.ServedClassifier,
         "choice": served.ServedMultipleChoice,
@@ -51,11 +63,32 @@ def served_for(model, max_length, task, top):
 
 
 def _task(model, task):
+    """Returns the task that a model is served for; None if it need not be known.
+
+    Raises:
+        ConfigError: it is of another kind of model, or a span labeler's is not known.
+    """
     if isinstance(task, str):
-        return make_task(task)
-    if task is None and model.task is not None and model.task.name in TASKS:
-        return task_of(model)
+        task = make_task(task)
+    # What a span labeler answers depends on it, so that one must not be guessed.
+    known = model.task is not None and (model.task.name in TASKS or model.head == "span")
+    if task is None and known:
+        task = task_of(model)
+    if task is not None and task.model != type(model).__name__:
+        raise ConfigError(f"{task.name} is no task of a {type(model).__name__}")
     return task
+
+
+def _squad(longest):
+    """Returns the task for a span labeler that does not say one, for rows of so many pieces."""
+    usual = Squad.__dataclass_fields__
+    most, stride, question = (
+        usual[name].default for name in ("max_length", "doc_stride", "max_query_length")
+    )
+    if longest >= most:
+        return Squad()
+    share = longest / most
+    return Squad(longest, doc_stride=int(stride * share), max_query_length=int(question * share))
 
 
 def signatures(one, compute):
@@ -73,6 +106,8 @@ def signatures(one, compute):
     found = {"serving_default": ({spec.name: spec for spec in one.inputs[:3]}, respond_to_ids)}
     if one.text is not None:
         found |= one.text_signatures(compute)
+        if one.config.type_vocab_size < 2:
+            found.pop("serving_text_pairs", None)
         found["tokenize"] = ({"texts": served.TEXTS}, lambda texts: _tokenized(one, texts))
     return found
 

@@ -9,8 +9,9 @@ from numpy_bert import random_weights
 from served_models import Answering, ask, decoded, texts
 from small_bert import CONFIG, set_weights
 
-from keras_bert_ref import FeatureExtractor, ScalarMix, fill_mask
+from keras_bert_ref import FeatureExtractor, ScalarMix, WordPieceTokenizer, fill_mask
 from keras_bert_ref._tensorflow import tf
+from keras_bert_ref.pretrained import TaskDescription
 from keras_bert_ref.tasks.registry import make_task
 
 LENGTH = 24
@@ -245,6 +246,27 @@ def test_features_are_the_extractors(options):
             assert not found[len(vectors) :].any()
             found = found[: len(vectors)]
         assert_close(found, vectors)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "pieces", "last_piece"])
+def test_specials_are_told_by_their_places(pooling):
+    model = model_of("encoder")
+    kept = ("[SEP]", "[CLS]", "[MASK]")
+    model.tokenizer = WordPieceTokenizer(model.tokenizer.vocabulary, never_split=kept)
+    extractor = FeatureExtractor(model, layers=-1, pooling=pooling, specials=False)
+    given = ["a [SEP] b", "[CLS][CLS]", "", "[SEP]"]
+    answer = ask(Answering(extractor), "serving_text_pairs", texts=given, pairs=given[::-1])
+    expected = extractor.extract(list(zip(given, given[::-1], strict=True)))
+    for n, vectors in enumerate(expected):
+        found = answer["features"][n]
+        assert_close(found[: answer["lengths"][n]] if "lengths" in answer else found, vectors)
+
+
+def test_the_length_of_a_task_of_ones_own():
+    model = model_of("classifier")
+    model.task = TaskDescription("mine.py:Mine", {"max_length": 9})
+    states = ask(Answering(model), "serving_text", texts=["a b c d e f g h i", "a b c d e f g"])
+    assert_close(states["logits"][0], states["logits"][1])
 
 
 def test_pieces_and_where_they_come_from(made):

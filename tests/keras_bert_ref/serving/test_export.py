@@ -25,6 +25,7 @@ from keras_bert_ref import (
     BertEncoder,
     BertSpanLabeler,
     FeatureExtractor,
+    WordPieceTokenizer,
     export,
     export_saved_model,
 )
@@ -35,6 +36,8 @@ from keras_bert_ref.errors import (
     ExportError,
     OutputError,
 )
+from keras_bert_ref.pretrained import TaskDescription
+from keras_bert_ref.serving import computation
 from keras_bert_ref.serving.warmup import PLACE
 from keras_bert_ref.tasks.registry import make_task
 
@@ -157,7 +160,7 @@ def test_the_fresh_process_answers_alike(tmp_path):
     (tmp_path / "1").chmod(0o755)
 
 
-@pytest.mark.parametrize("kind", ["float", "shape", "string"])
+@pytest.mark.parametrize("kind", ["float", "shape", "string", "choice"])
 def test_a_saved_model_that_differs_is_not_left(tmp_path, monkeypatch, kind):
     def differing(folder, requests):
         found = answers_in_this_process(folder, requests)
@@ -165,6 +168,8 @@ def test_a_saved_model_that_differs_is_not_left(tmp_path, monkeypatch, kind):
             found["serving_text/probabilities"] = found["serving_text/probabilities"] + 2e-4
         elif kind == "shape":
             found["serving_default/logits"] = found["serving_default/logits"][:1]
+        elif kind == "choice":
+            found["serving_text/label"][0] = b"other"
         else:
             found["tokenize/tokens"][0, 0] = b"other"
         return found
@@ -173,6 +178,71 @@ def test_a_saved_model_that_differs_is_not_left(tmp_path, monkeypatch, kind):
     with pytest.raises(ExportError, match=r"differs from the model in \S+: nothing was written"):
         export_saved_model(model_of("classifier"), tmp_path / "1")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_great_number_does_not_hide_others(tmp_path, monkeypatch):
+    def differing(folder, requests):
+        found = answers_in_this_process(folder, requests)
+        assert found["serving_text/null_odds"].max() == 1e6  # of a text without pieces
+        found["serving_text/null_odds"] += 1
+        return found
+
+    monkeypatch.setattr(export, "answers_in_a_fresh_process", differing)
+    with pytest.raises(ExportError, match="differs from the model in serving_text/null_odds"):
+        export_saved_model(model_of("span"), tmp_path / "1", task=SPANS)
+
+
+def test_what_the_fresh_process_says_is_one_line(tmp_path, monkeypatch):
+    served = exported(model_of("regression"), tmp_path / "1")
+    assert list(served.signatures)
+    wrong = np.array([[CONFIG.vocab_size]], np.int32)
+    request = {"input_ids": wrong, "input_mask": wrong * 0, "segment_ids": wrong * 0}
+    with pytest.raises(
+        ExportError, match=r"written: .*input_ids must be at least 0 and below 99\]$"
+    ):
+        export.answers_in_a_fresh_process(tmp_path / "1", {"serving_default": request})
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise tf.errors.ResourceExhaustedError(None, None, "no space left\nat all")
+
+    monkeypatch.setattr(tf.saved_model, "save", full)
+    with pytest.raises(OutputError, match=r"1 cannot be written: .*no space left$"):
+        export_saved_model(model_of("regression"), tmp_path / "a" / "b" / "1")
+    assert list(tmp_path.iterdir()) == []  # the folders around it neither
+
+
+def test_small_encoders_can_be_exported(tmp_path):
+    config = dataclasses.replace(
+        CONFIG, max_position_embeddings=7, num_hidden_layers=1, type_vocab_size=1
+    )
+    encoder = BertEncoder(config)
+    encoder.tokenizer = checkpoint_models.tokenizer()
+    served = exported(encoder, tmp_path / "1")
+    assert sorted(served.signatures) == ["serving_default", "serving_text", "tokenize"]
+    span = BertSpanLabeler(dataclasses.replace(config, type_vocab_size=2))
+    span.tokenizer = encoder.tokenizer
+    with pytest.raises(ConfigError, match="a BertSpanLabeler reads pairs"):
+        export_saved_model(BertSpanLabeler(config), tmp_path / "2")
+    with pytest.raises(ConfigError):  # no room for a question: said so
+        export_saved_model(span, tmp_path / "2")
+    served = exported(model_of("span"), tmp_path / "2")  # without a task, of 24 positions
+    assert ask(served, "serving_text", questions=["ab"], contexts=["ab " * 30])["answer"][0]
+
+
+def test_odd_places(tmp_path, monkeypatch):
+    model = model_of("regression")
+    with pytest.raises(OutputError, match=r"cannot read a SavedModel .* \*, \? or \["):
+        export_saved_model(model, tmp_path / "a[1]" / "1")
+    with pytest.raises(OutputError, match="cannot be written"):
+        export_saved_model(model, str(tmp_path / "\udcff"))
+    exported(model, tmp_path / "a ü" / "1")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with in_this_process():
+        export_saved_model(model, "~/letters/1")
+    (record, *_) = tf.data.TFRecordDataset(str(tmp_path / "home" / "letters" / "1" / PLACE))
+    assert b"letters" in record.numpy()
 
 
 def test_a_saved_model_that_cannot_be_loaded_is_not_left(tmp_path, monkeypatch):
@@ -204,7 +274,7 @@ def test_without_a_tokenizer_only_ids_are_taken(tmp_path):
     assert list(signatures) == ["serving_default"]
 
 
-def test_what_cannot_be_exported(tmp_path):
+def test_what_cannot_be_exported(tmp_path, monkeypatch):
     encoder = model_of("encoder")
 
     def refused(model, message, **options):
@@ -213,15 +283,26 @@ def test_what_cannot_be_exported(tmp_path):
 
     refused("run/model", "must be an encoder, a task model or a FeatureExtractor, not str")
     refused(encoder, "max_length 25 is above the 24", max_length=25)
-    refused(encoder, "max_length=1 has no room", max_length=1)
-    refused(model_of("span"), "max_length 384 is above the 24")
-    refused(model_of("span"), "cola is no task of a BertSpanLabeler", task="cola")
+    refused(encoder, "max_length 1 has no room", max_length=1)
+    refused(encoder, "top is of a BertPretrainer", top=5)
+    span = model_of("span")
+    refused(span, "cola is no task of a BertSpanLabeler", task="cola")
+    refused(model_of("classifier"), "squad-1.1 is no task of a BertClassifier", task="squad-1.1")
+    span.task = TaskDescription("mine.py:Mine", {"max_length": 20})
+    refused(span, "'mine.py:Mine': name that task's file")
+    refused(model_of("tagger"), "max_length 2 has no room for a piece", max_length=2)
     refused(model_of("pretrainer"), "top must be from 1 to 99, not 0", top=0)
+    added = model_of("encoder")
+    added.tokenizer = WordPieceTokenizer([*added.tokenizer.vocabulary, "<e>"], never_split="<e>")
+    refused(added, "'<e>'; to serve ids alone, set the tokenizer to None")
     masked_lm = model_of("masked_lm")
     masked_lm.tokenizer = None
     refused(masked_lm, "is served with its tokenizer")
     extractor = FeatureExtractor(encoder, layers=-1)
     refused(extractor, "max_length is the extractor's", max_length=9)
+    refused(extractor, "task and top are of models", top=3)
+    monkeypatch.setattr(computation, "_LARGEST", 9999)
+    refused(encoder, "cannot be constants of a graph", freeze=True)
     refused(FeatureExtractor(encoder, layers=-1, overflow="slide"), "overflow='slide' cannot be")
     refused(
         FeatureExtractor(encoder, layers=-1, combine=lambda states: states[..., 0, :]),
@@ -230,7 +311,7 @@ def test_what_cannot_be_exported(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("precision", ["mixed_bfloat16"])
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
 def test_in_lower_precision(tmp_path, precision):
     model = model_of("encoder")
     model.save_pretrained(tmp_path / "model")
