@@ -210,20 +210,23 @@ def main(
     task: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(PLANS)}.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Models for each task.")] = 1,
     precision: Annotated[str, typer.Option(help="A Keras dtype policy.")] = "float32",
+    rows: Annotated[
+        Path | None, typer.Option(help="The file that keeps all rows; by default in --out.")
+    ] = None,
 ):
-    """Fine-tunes for the tasks and prints a table; rows.json in --out keeps all that were made."""
-    path = out / "rows.json"
+    """Fine-tunes for the tasks and prints a table of all that were made."""
+    path = rows or out / "rows.json"
     try:
         for name in task or PLANS:
             row = run(name, data, model, out, seeds=seeds, precision=precision)
-            rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-            replace_text(path, json.dumps({**rows, name: row}, indent=1) + "\n")
+            made = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            replace_text(path, json.dumps({**made, name: row}, indent=1) + "\n")
             console.print(table([row]), markup=False, soft_wrap=True)
     except BertError as error:
         console.print(f"error: {error}", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
-    rows = json.loads(path.read_text(encoding="utf-8"))
-    console.print(table([rows[name] for name in PLANS if name in rows]), soft_wrap=True)
+    made = json.loads(path.read_text(encoding="utf-8"))
+    console.print(table([made[name] for name in PLANS if name in made]), soft_wrap=True)
 
 
 if __name__ == "__main__":
