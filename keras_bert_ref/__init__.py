@@ -17,6 +17,7 @@ _HOME = {
     "BertPretrainer": "models",
     "BertSpanLabeler": "models",
     "BertTagger": "models",
+    "Lamb": "optimization",
     "TrainingSchedule": "training",
     "Trainer": "training",
     "Encoding": "tokenization",

@@ -86,6 +86,8 @@ class BertAdamW(keras.optimizers.Optimizer):
         ConfigError: a setting is out of range.
     """
 
+    _layerwise = False  # whether the update of a variable is scaled to its norm
+
     def __init__(
         self,
         learning_rate=1e-4,
@@ -177,7 +179,8 @@ class BertAdamW(keras.optimizers.Optimizer):
             gradient,
             rate=tf.cast(learning_rate, tf.float32),
             factor=tf.cast(factor, tf.float32),
-            decay=tf.constant(self.weight_decay_rate if self._decays[index] else 0.0),
+            decay=tf.constant(self.weight_decay_rate if self._decays[index] else 0, tf.float32),
+            layerwise=self._layerwise and self._decays[index],
             m_bias=1 - self.beta_1**step if self.bias_correction else tf.constant(1.0),
             v_bias=1 - self.beta_2**step if self.bias_correction else tf.constant(1.0),
             beta_1=self.beta_1,
@@ -203,8 +206,37 @@ class BertAdamW(keras.optimizers.Optimizer):
         }
 
 
+@keras.saving.register_keras_serializable("keras_bert_ref")
+class Lamb(BertAdamW):
+    """Adam whose update of each variable is as large as the variable (You et al. 2020, LAMB).
+
+    With u = m / (√v + ε) + λ·p as in `BertAdamW`:
+
+        p ← p - lr·(‖p‖ / ‖u‖)·u
+
+    It is made for batches of thousands of rows, with rates from 1e-3. Where λ = 0 (layer
+    normalization and biases), or a norm is 0, the update is not scaled, as in the authors' program.
+
+    Args:
+        learning_rate: a float or a schedule.
+        bias_correction: whether m and v are divided by 1 - βᵗ, as in the paper.
+        name: the optimizer's name.
+        **options: the other arguments of `BertAdamW`.
+
+    Raises:
+        ConfigError: a setting is out of range.
+    """
+
+    _layerwise = True
+
+    def __init__(self, learning_rate=1e-3, *, bias_correction=True, name="lamb", **options):
+        super().__init__(learning_rate, bias_correction=bias_correction, name=name, **options)
+
+
 @ops.compiled
-def _updated(p, m, v, gradient, *, rate, factor, decay, m_bias, v_bias, beta_1, beta_2, epsilon):
+def _updated(
+    p, m, v, gradient, *, rate, factor, decay, m_bias, v_bias, beta_1, beta_2, epsilon, layerwise
+):
     """Returns the new p, m and v, read and written once.
 
     What differs between variables of one shape comes as a tensor, for one program to serve them.
@@ -213,4 +245,7 @@ def _updated(p, m, v, gradient, *, rate, factor, decay, m_bias, v_bias, beta_1, 
     m += (1 - beta_1) * (gradient - m)
     v += (1 - beta_2) * (tf.square(gradient) - v)
     update = (m / m_bias) / (tf.sqrt(v / v_bias) + epsilon) + decay * p
+    if layerwise:
+        norm, size = tf.norm(p), tf.norm(update)
+        rate *= tf.where((norm > 0) & (size > 0), tf.math.divide_no_nan(norm, size), 1.0)
     return p - rate * update, m, v

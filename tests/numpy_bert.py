@@ -158,7 +158,10 @@ def warmup_linear(step, rate, steps, warmup, continuous=False):
 class NumpyAdamW:
     """The original's optimizer over path → float64 arrays, which `update` changes in place."""
 
-    def __init__(self, weights, decayed, *, decay=0.01, clip_norm=1.0, bias_correction=False):
+    def __init__(
+        self, weights, decayed, *, decay=0.01, clip_norm=1.0, bias_correction=False, lamb=False
+    ):
+        self.lamb = lamb  # LAMB in its place
         self.weights, self.decayed = weights, decayed
         self.decay, self.clip_norm, self.bias_correction = decay, clip_norm, bias_correction
         self.m = {path: np.zeros_like(w) for path, w in weights.items()}
@@ -180,5 +183,8 @@ class NumpyAdamW:
             change = m / (np.sqrt(v) + 1e-6)
             if path in self.decayed:
                 change = change + self.decay * self.weights[path]
+                if self.lamb:
+                    lengths = [math.sqrt((x**2).sum()) for x in (self.weights[path], change)]
+                    change = change * (lengths[0] / lengths[1] if all(lengths) else 1)
             self.weights[path] = self.weights[path] - rate * change
         return norm

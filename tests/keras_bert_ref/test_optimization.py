@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from numpy_bert import NumpyAdamW, warmup_linear
 
-from keras_bert_ref import BertAdamW, WarmupLinear
+from keras_bert_ref import BertAdamW, Lamb, WarmupLinear
 from keras_bert_ref._tensorflow import keras, tf
 from keras_bert_ref.errors import ConfigError
 
@@ -43,11 +43,13 @@ def gradients_of(step):
 @pytest.mark.parametrize("clip_norm", [1.0, None])
 @pytest.mark.parametrize("bias_correction", [False, True])
 @pytest.mark.parametrize("continuous", [False, True])
-def test_fifty_steps_equal_numpy_float64(clip_norm, bias_correction, continuous):
+@pytest.mark.parametrize("kind", [BertAdamW, Lamb])
+def test_fifty_steps_equal_numpy_float64(kind, clip_norm, bias_correction, continuous):
     variables, weights = variables_and_weights()
     schedule = WarmupLinear(0.05, 40, 10, continuous=continuous)
-    optimizer = BertAdamW(schedule, clip_norm=clip_norm, bias_correction=bias_correction)
-    reference = NumpyAdamW(weights, DECAYED, clip_norm=clip_norm, bias_correction=bias_correction)
+    options = {"clip_norm": clip_norm, "bias_correction": bias_correction}
+    optimizer = kind(schedule, **options)
+    reference = NumpyAdamW(weights, DECAYED, **options, lamb=kind is Lamb)
     norms = []
     for step in range(50):
         gradients = gradients_of(step)
@@ -73,6 +75,37 @@ def test_decay_alone_shrinks_what_is_not_excluded():
     for variable in variables:
         factor = 1 - 0.1 * 0.2 if variable.path in DECAYED else 1
         np.testing.assert_allclose(variable.numpy(), factor * weights[variable.path], rtol=1e-6)
+
+
+def test_lamb_moves_by_the_rate_whatever_the_gradient():
+    variables, weights = variables_and_weights()
+    gradients = [tf.constant(1e-9 * g) for g in gradients_of(0).values()]
+    Lamb(0.1, clip_norm=None, epsilon=0).apply(gradients, variables)
+    for variable in variables:
+        if variable.path in DECAYED:
+            moved = np.linalg.norm(variable.numpy() - weights[variable.path])
+            np.testing.assert_allclose(moved, 0.1 * np.linalg.norm(weights[variable.path]), 1e-5)
+
+
+def test_lamb_starts_a_variable_of_zeros():
+    variable = keras.Variable(np.zeros((2, 3), np.float32), name="kernel")
+    Lamb(0.1).apply([tf.ones((2, 3))], [variable])  # nothing to scale to
+    np.testing.assert_allclose(variable.numpy(), -0.1, rtol=1e-5)
+    Lamb(0.1).apply([tf.zeros((2, 3))], [variable])
+    assert np.isfinite(variable.numpy()).all()
+
+
+def test_lamb_is_exact_for_large_variables():
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((30522, 256)).astype(np.float32) * 0.02
+    variable = keras.Variable(values, name="kernel")
+    gradient = rng.standard_normal(values.shape).astype(np.float32)
+    optimizer = Lamb(0.01, weight_decay_rate=0, clip_norm=None, epsilon=0)
+    optimizer.apply([tf.constant(gradient)], [variable])
+    values = values.astype(np.float64)
+    update = np.sign(gradient)  # of the first step
+    wanted = values - 0.01 * np.linalg.norm(values) / np.linalg.norm(update) * update
+    np.testing.assert_allclose(variable.numpy(), wanted, rtol=0, atol=2e-8)
 
 
 def test_what_is_not_decayed_can_be_chosen():
