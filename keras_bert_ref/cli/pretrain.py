@@ -16,6 +16,7 @@ from keras_bert_ref.config import BertConfig
 from keras_bert_ref.errors import ConfigError, OutputError
 
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
+OPTIMIZERS = {"adamw": "BertAdamW", "lamb": "Lamb"}
 
 
 def check_precision(precision):
@@ -32,6 +33,7 @@ class Recipe:
 
     steps: int = 1_000_000
     batch_size: int = 256  # rows, over all devices and micro-batches
+    optimizer: str = "adamw"  # or "lamb", for batches of thousands of rows
     learning_rate: float = 1e-4  # the peak
     warmup_steps: int | None = None  # None for 1 % of the steps, as the paper's 10,000 are
     precision: str = "float32"  # a Keras dtype policy
@@ -41,6 +43,10 @@ class Recipe:
 
     def __post_init__(self):
         check_precision(self.precision)
+        if self.optimizer not in OPTIMIZERS:
+            raise ConfigError(
+                f"optimizer {self.optimizer!r} is unknown: choose {' or '.join(OPTIMIZERS)}"
+            )
         for name in ("steps", "batch_size", "micro_batches"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -61,8 +67,15 @@ def pretrain(
     ],
     out: Annotated[Path, typer.Option(help="The run's folder; a run found there is continued.")],
     config: Annotated[
-        str, typer.Option(help="tiny, mini, small, medium, base, large, or a bert_config.json.")
-    ] = "base",
+        str | None,
+        typer.Option(
+            help="tiny, mini, small, medium, base (the default), large, or a bert_config.json."
+        ),
+    ] = None,
+    init_from: Annotated[
+        str | None,
+        typer.Option(help="A checkpoint of the same vocabulary to start from, with its --config."),
+    ] = None,
     vocab: Annotated[
         Path | None, typer.Option(help="Vocabulary of shards that come without a manifest.")
     ] = None,
@@ -71,6 +84,9 @@ def pretrain(
     ] = True,
     steps: Annotated[int, typer.Option(help="Updates in the whole run.")] = Recipe.steps,
     batch_size: Annotated[int, typer.Option(help="Rows an update.")] = Recipe.batch_size,
+    optimizer: Annotated[
+        str, typer.Option(help="adamw, or lamb for batches of thousands.")
+    ] = Recipe.optimizer,
     learning_rate: Annotated[float, typer.Option(help="The peak.")] = Recipe.learning_rate,
     warmup_steps: Annotated[
         int | None, typer.Option(help="Updates until the peak; by default 1 % of the steps.")
@@ -100,6 +116,7 @@ def pretrain(
     recipe = Recipe(
         steps=steps,
         batch_size=batch_size,
+        optimizer=optimizer,
         learning_rate=learning_rate,
         warmup_steps=warmup_steps,
         precision=precision,
@@ -113,6 +130,7 @@ def pretrain(
             out,
             config,
             recipe,
+            init_from=init_from,
             vocab=vocab,
             lower_case=lower_case,
             strategy=strategy,
@@ -138,6 +156,7 @@ def run(
     config,
     recipe,
     *,
+    init_from=None,
     vocab=None,
     lower_case=True,
     strategy="auto",
@@ -149,8 +168,10 @@ def run(
     Args:
         data: see the command's `--data`.
         out: the run's folder.
-        config: a size's name or the path of a `bert_config.json`.
+        config: a size's name or the path of a `bert_config.json`; None for base, or for that of
+            `init_from`.
         recipe: a `Recipe`.
+        init_from: a checkpoint that gives the weights to start from; None for fresh ones.
         vocab: the vocabulary file of shards without a manifest.
         lower_case: the casing of shards without a manifest.
         strategy: see `make_strategy`.
@@ -165,32 +186,28 @@ def run(
     if os.path.isdir(data) and "heldout" in shards.manifest.splits:
         held_out = open_shards(data, "heldout")
     tokenizer = _tokenizer(shards, vocab, lower_case)
-    config = _config(config, tokenizer, shards)
+    if init_from is None:
+        config = _config(config or "base", tokenizer)
+    else:
+        config = _config_of(init_from, config, recipe, tokenizer)
+    _check_sizes(config, tokenizer, shards)
     next_sentence = shards.manifest is None or shards.manifest.settings.next_sentence
     _check_place(out, shards)
     check_free(out / "model", overwrite=True)
 
-    from keras_bert_ref import training
+    from keras_bert_ref import optimization, training
     from keras_bert_ref._tensorflow import keras
-    from keras_bert_ref.encoder import BertEncoder
-    from keras_bert_ref.models import BertPretrainer
-    from keras_bert_ref.optimization import BertAdamW, WarmupLinear
 
     schedule = training.TrainingSchedule(
         steps=recipe.steps, micro_batches=recipe.micro_batches, **every
     )
-    rate = WarmupLinear(recipe.learning_rate, recipe.steps, recipe.warmup)
+    rate = optimization.WarmupLinear(recipe.learning_rate, recipe.steps, recipe.warmup)
     strategy = training.make_strategy(strategy)
     rows = _rows_per_replica(recipe, strategy.num_replicas_in_sync)
     keras.utils.set_random_seed(recipe.seed)
     with strategy.scope():
-        model = BertPretrainer(
-            BertEncoder(
-                config, attention=recipe.attention, pooler=next_sentence, dtype=recipe.precision
-            ),
-            next_sentence=next_sentence,
-        )
-        model.compile(optimizer=BertAdamW(rate))
+        model = _model(config, recipe, next_sentence, init_from)
+        model.compile(optimizer=getattr(optimization, OPTIMIZERS[recipe.optimizer])(rate))
 
     def batches(first, context):
         return pretraining_dataset(
@@ -218,6 +235,7 @@ def run(
         {
             **dataclasses.asdict(recipe),
             "config": config.to_dict(),
+            "init_from": init_from,
             "data": _fingerprint(shards),
             "vocabulary": tokenizer.vocabulary_sha256,
         },
@@ -286,11 +304,48 @@ def _tokenizer(shards, vocab, lower_case):
     return WordPieceTokenizer.from_vocab(vocab, lower_case)
 
 
-def _config(config, tokenizer, shards):
+def _config(config, tokenizer):
     if config.endswith(".json") or os.sep in config:
-        config = BertConfig.from_json(config)
+        return BertConfig.from_json(config)
+    return BertConfig.from_name(config, vocab_size=tokenizer.vocab_size)
+
+
+def _config_of(where, config, recipe, tokenizer):
+    """Returns the configuration of a checkpoint, if training may go on from it."""
+    from keras_bert_ref.checkpoints.opening import open_checkpoint
+
+    if config is not None:
+        raise ConfigError("--config is that of the checkpoint of --init-from: leave it out")
+    checkpoint = open_checkpoint(where)
+    if checkpoint.attention != recipe.attention:
+        raise ConfigError(
+            f"{where} has {checkpoint.attention} attention, which --attention must name"
+        )
+    own = checkpoint.tokenizer
+    if own is not None and own.vocabulary_sha256 != tokenizer.vocabulary_sha256:
+        raise ConfigError(
+            f"the vocabulary of {where} is not that of the data: create the data with it"
+        )
+    return checkpoint.config
+
+
+def _model(config, recipe, next_sentence, init_from):
+    """Returns the model to train, with fresh weights or those of a checkpoint."""
+    from keras_bert_ref.checkpoints.opening import open_checkpoint
+    from keras_bert_ref.encoder import BertEncoder
+    from keras_bert_ref.models import BertPretrainer
+
+    options = {"dtype": recipe.precision}
+    if init_from is None:
+        encoder = BertEncoder(config, attention=recipe.attention, pooler=next_sentence, **options)
+    elif open_checkpoint(init_from).has("masked_lm"):
+        return BertPretrainer.from_pretrained(init_from, next_sentence=next_sentence, **options)
     else:
-        config = BertConfig.from_name(config, vocab_size=tokenizer.vocab_size)
+        encoder = BertEncoder.from_pretrained(init_from, pooler=next_sentence, **options)
+    return BertPretrainer(encoder, next_sentence=next_sentence)
+
+
+def _check_sizes(config, tokenizer, shards):
     if tokenizer.vocab_size > config.vocab_size:
         raise ConfigError(
             f"the vocabulary has {tokenizer.vocab_size} pieces, the configuration's vocab_size is "
@@ -301,7 +356,6 @@ def _config(config, tokenizer, shards):
             f"the rows have {shards.max_seq_length} pieces, the configuration's "
             f"max_position_embeddings is {config.max_position_embeddings}: make them as long"
         )
-    return config
 
 
 def _check_place(out, shards):

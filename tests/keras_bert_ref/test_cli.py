@@ -5,11 +5,20 @@ import sys
 
 import numpy as np
 import pytest
+from checkpoint_models import assert_same_weights
 from rich.console import Console
 
-from keras_bert_ref import BertConfig, BertPretrainer, cli, fill_mask, load_pretrained
+from keras_bert_ref import (
+    BertConfig,
+    BertPretrainer,
+    WordPieceTokenizer,
+    cli,
+    fill_mask,
+    load_pretrained,
+)
 from keras_bert_ref.cli import progress
 from keras_bert_ref.errors import ConfigError
+from keras_bert_ref.vocabulary import SPECIAL_PIECES
 
 TEXT = "the cat sat on a mat and saw two small birds in that old tree while it was raining"
 WORDS = TEXT.split()
@@ -85,6 +94,42 @@ def test_text_to_model(folder, capsys):
     assert pretrain(folder, out, "--learning-rate", 0.5, "--overwrite") == 0
 
 
+def test_from_the_weights_of_another_run(folder, tmp_path, capsys):
+    def further(out, *more):
+        return keras_bert_ref(
+            *("pretrain", "--data", folder / "data", "--out", out, "--batch-size", 8, "--steps", 1),
+            *("--optimizer", "lamb", "--learning-rate", 1e-30, *more),  # which changes nothing
+        )
+
+    assert pretrain(folder, tmp_path / "run") == 0
+    first = load_pretrained(tmp_path / "run" / "model")
+    assert further(tmp_path / "more", "--init-from", tmp_path / "run" / "model") == 0
+    assert_same_weights(load_pretrained(tmp_path / "more" / "model"), first)
+
+    # Of an encoder, heads start afresh.
+    first.encoder.tokenizer = first.tokenizer
+    first.encoder.save_pretrained(tmp_path / "encoder")
+    assert further(tmp_path / "heads", "--init-from", tmp_path / "encoder") == 0
+    assert_same_weights(load_pretrained(tmp_path / "heads" / "model").encoder, first.encoder)
+
+    # To go on is another thing than to start from.
+    capsys.readouterr()
+    assert further(tmp_path / "more", "--init-from", tmp_path / "encoder") == 1
+    assert "init_from was" in capsys.readouterr().err
+    arguments = ("--init-from", tmp_path / "encoder", "--config", "tiny")
+    assert further(tmp_path / "other", *arguments) == 2
+    assert "leave it out" in capsys.readouterr().err
+    arguments = ("--init-from", tmp_path / "encoder", "--attention", "left_to_right")
+    assert further(tmp_path / "other", *arguments) == 2
+    assert "which --attention must name" in capsys.readouterr().err
+    first.encoder.tokenizer = WordPieceTokenizer([*SPECIAL_PIECES, *map(str, range(70))])
+    first.encoder.save_pretrained(tmp_path / "encoder", overwrite=True)
+    assert further(tmp_path / "other", "--init-from", tmp_path / "encoder") == 2
+    assert "is not that of the data" in capsys.readouterr().err
+    assert further(tmp_path / "other", "--init-from", tmp_path / "nothing") == 1
+    assert not (tmp_path / "other").exists()
+
+
 def test_other_data_is_refused(folder, tmp_path, capsys):
     assert pretrain(folder, tmp_path / "run") == 0
     assert create_data(folder, tmp_path / "data", "--seed", 1) == 0
@@ -119,6 +164,7 @@ def test_settings_that_do_not_fit(folder, tmp_path, capsys):
 
     assert "choose one of tiny, mini" in message("--config", "huge")
     assert "precision 'half' is unknown" in message("--precision", "half")
+    assert "optimizer 'sgd' is unknown: choose adamw or lamb" in message("--optimizer", "sgd")
     assert "strategy 'ring' is unknown" in message("--strategy", "ring")
     assert "attention 'both' is unknown" in message("--attention", "both")
     assert "batch_size 8 does not divide" in message("--micro-batches", 3)
