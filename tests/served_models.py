@@ -1,8 +1,12 @@
 """SavedModels for tests, and texts to give them."""
 
+import dataclasses
 import random
 
+import checkpoint_models
 import numpy as np
+from numpy_bert import random_weights
+from small_bert import CONFIG, set_weights
 
 from keras_bert_ref import export, export_saved_model
 from keras_bert_ref._tensorflow import tf
@@ -10,6 +14,19 @@ from keras_bert_ref.serving.computation import Computation
 from keras_bert_ref.serving.signatures import served_for, signatures
 
 SIGNS = [*"abcdefgh", " ", " ", ".", "'", "é", "中", "\u0301", "\u0323", "\u200b", "\xa0", "ABC"]
+
+
+LENGTH = 24
+
+
+def model_of(kind):
+    """Returns a model of one of `checkpoint_models.KINDS` that reads LENGTH pieces."""
+    model_class, arguments = checkpoint_models.KINDS[kind]
+    config = dataclasses.replace(CONFIG, max_position_embeddings=LENGTH, num_hidden_layers=2)
+    model = model_class(config, **arguments)
+    set_weights(model, random_weights(model.trainable_variables, seed=5))
+    model.tokenizer = checkpoint_models.tokenizer()
+    return model
 
 
 def texts(count, seed, longest=60):

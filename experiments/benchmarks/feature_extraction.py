@@ -12,8 +12,6 @@ import importlib.util
 import json
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +21,8 @@ import typer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+
+from experiments.benchmarks import contenders
 
 LENGTH = 256
 
@@ -79,14 +79,7 @@ def read_texts(path, questions, paragraphs):
 def measure(contender, model, precision, source, vectors):
     """Returns the seconds of the first and of the second pass."""
     program = _RUN.format(contender=contender.format(length=LENGTH))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, model, precision, source, vectors],
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
+    return contenders.run(program, model, precision, source, vectors)
 
 
 def main(
@@ -97,9 +90,9 @@ def main(
     rounds: Annotated[int, typer.Option(help="Turns of each contender.")] = 5,
 ):
     """Prints medians of texts a second, and how near the vectors are to each other."""
-    contenders = {"this library": _OURS}
+    programs = {"this library": _OURS}
     if importlib.util.find_spec("sentence_transformers"):
-        contenders["sentence-transformers"] = _THEIRS
+        programs["sentence-transformers"] = _THEIRS
     texts = read_texts(squad, questions, paragraphs)
     rates, first, vectors = {}, {}, {}
     with tempfile.TemporaryDirectory() as folder:
@@ -107,7 +100,7 @@ def main(
         source.write_text(json.dumps(texts))
         for _ in track(range(rounds), description="turns"):
             for precision in ("float32", "bfloat16"):
-                for name, contender in contenders.items():
+                for name, contender in programs.items():
                     key = precision, name
                     seconds = measure(contender, model, precision, str(source), str(place))
                     first.setdefault(key, []).append(len(texts) / seconds[0])

@@ -11,8 +11,6 @@ pieces at a time, then batches of 32 questions and paragraphs in random order.
 import importlib.util
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +20,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from experiments.benchmarks.contenders import run
 from experiments.benchmarks.feature_extraction import read_texts
 
 LENGTHS = (16, 64, 256)
@@ -108,16 +107,6 @@ def export(model, folder):
     return contenders
 
 
-def measure(where, program, precision, source):
-    """Returns what the program printed."""
-    program = _RUN.format(contender=program.format(longest=max(LENGTHS)))
-    command = [sys.executable, "-W", "ignore", "-c", program, where, precision, source]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def main(
     squad: Annotated[Path, typer.Argument(help="dev-v1.1.json or the like.")],
     model: Annotated[str, typer.Argument(help="A checkpoint in the format of transformers.")],
@@ -133,7 +122,8 @@ def main(
         contenders = export(model, folder)
         for _ in track(range(rounds), description="turns"):
             for (name, precision), (where, program) in contenders.items():
-                found = measure(where, program, precision, str(source))
+                program = _RUN.format(contender=program.format(longest=max(LENGTHS)))
+                found = run(program, where, precision, str(source))
                 results.setdefault((name, precision), []).append(found)
     title = f"{Path(model).name}, text in, {rounds} turns: p50 and p99 of one text (ms)"
     table = Table(title=title)

@@ -1,20 +1,15 @@
 """What a SavedModel answers is what the library answers in Python."""
 
-import dataclasses
-
-import checkpoint_models
 import numpy as np
 import pytest
-from numpy_bert import random_weights
-from served_models import Answering, ask, decoded, texts
-from small_bert import CONFIG, set_weights
+from served_models import LENGTH, Answering, ask, decoded, model_of, texts
+from small_bert import CONFIG
 
 from keras_bert_ref import FeatureExtractor, ScalarMix, WordPieceTokenizer, fill_mask
 from keras_bert_ref._tensorflow import tf
 from keras_bert_ref.pretrained import TaskDescription
 from keras_bert_ref.tasks.registry import make_task
 
-LENGTH = 24
 WINDOWS = {"max_length": LENGTH, "doc_stride": 5, "max_query_length": 7}
 TEXTS, OTHERS = texts(60, seed=1), texts(60, seed=2)[::-1]
 
@@ -34,16 +29,6 @@ def made():
         return cache[key]
 
     return make
-
-
-def model_of(kind):
-    """Returns a model whose outputs differ much from text to text."""
-    model_class, arguments = checkpoint_models.KINDS[kind]
-    config = dataclasses.replace(CONFIG, max_position_embeddings=LENGTH, num_hidden_layers=2)
-    model = model_class(config, **arguments)
-    set_weights(model, random_weights(model.trainable_variables, seed=5))
-    model.tokenizer = checkpoint_models.tokenizer()
-    return model
 
 
 def assert_close(found, expected):

@@ -8,21 +8,23 @@ import numpy as np
 import pytest
 import tensorflow_loader
 from command_line import run_command
-from numpy_bert import random_weights
 from served_models import (
+    LENGTH,
     Answering,
     answers_in_this_process,
     ask,
     decoded,
     exported,
     in_this_process,
+    model_of,
     texts,
 )
 from shared_data import minilm
-from small_bert import CONFIG, set_weights
+from small_bert import CONFIG
 
 from keras_bert_ref import (
     BertEncoder,
+    BertPretrainer,
     BertSpanLabeler,
     FeatureExtractor,
     WordPieceTokenizer,
@@ -41,7 +43,6 @@ from keras_bert_ref.serving import computation
 from keras_bert_ref.serving.warmup import PLACE
 from keras_bert_ref.tasks.registry import make_task
 
-LENGTH = 24
 TEXTS, OTHERS = texts(30, seed=1), texts(30, seed=2)[::-1]
 KINDS = ["classifier", "regression", "span", "choice", "tagger", "pretrainer", "encoder"]
 SPANS = make_task("squad-2.0", max_length=LENGTH, doc_stride=5, max_query_length=7)
@@ -65,15 +66,6 @@ ALLOWED = """
 SAVER = """
     AssignVariableOp DisableCopyOnRead MergeV2Checkpoints RestoreV2 SaveV2 ShardedFilename
 """
-
-
-def model_of(kind):
-    model_class, arguments = checkpoint_models.KINDS[kind]
-    config = dataclasses.replace(CONFIG, max_position_embeddings=LENGTH, num_hidden_layers=2)
-    model = model_class(config, **arguments)
-    set_weights(model, random_weights(model.trainable_variables, seed=5))
-    model.tokenizer = checkpoint_models.tokenizer()
-    return model
 
 
 def options_of(kind):
@@ -325,22 +317,41 @@ def test_in_lower_precision(tmp_path, precision):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::keras_bert_ref.errors.CheckpointWarning")
-def test_real_weights_in_tensorflows_own_loader(program, tmp_path):
-    """The other kinds, and thousands of texts: python -m experiments.served_texts."""
-    model = BertSpanLabeler.from_pretrained(minilm())
-    task = make_task("squad-2.0", max_length=128, doc_stride=48)
+@pytest.mark.parametrize("kind", [*KINDS, "features"])
+def test_real_weights_in_tensorflows_own_loader(program, tmp_path, kind):
+    """Thousands of texts: python -m experiments.served_texts."""
+    model_class, arguments = checkpoint_models.KINDS[kind if kind in KINDS else "encoder"]
+    if kind == "pretrainer":  # the released weights have no such head
+        encoder = BertEncoder.from_pretrained(minilm())
+        model = BertPretrainer(encoder)
+        model.tokenizer = encoder.tokenizer
+    else:
+        model = model_class.from_pretrained(minilm(), **arguments)
+    if kind == "features":
+        model = FeatureExtractor(model, pooling="mean_max", max_length=64)
+    options = {} if kind == "features" else {"max_length": 64}
+    if kind == "span":
+        options["task"] = make_task("squad-2.0", doc_stride=20, max_query_length=30, max_length=64)
     with in_this_process():
-        export_saved_model(model, tmp_path / "1", task=task)
-    context = "BERT was made at Google. It reads text from both sides at once. " * 20
-    questions = ["Where was BERT made?", "Qu'est-ce que c'est ?", "What does it read?"]
-    contexts = [context, "Zürich, naïve café — 東京.", "Nothing."]
+        export_saved_model(model, tmp_path / "1", **options)
     loader = tensorflow_loader.Loader(program, tmp_path / "1")
-    request = {"questions": questions, "contexts": contexts}
-    (found,) = loader.answers([("serving_text", request)], tmp_path)
-    expected = task.predict(model, list(zip(questions, contexts, strict=True)))
-    assert decoded(found["answer"]) == [one["answer"] for one in expected]
-    odds = [one["null_odds"] for one in expected]
-    np.testing.assert_allclose(found["null_odds"], odds, rtol=0, atol=1e-5)
+    context = "BERT was made at Google. It reads [MASK] from both sides at once. " * 6
+    texts = [context, "Zürich, naïve café — 東京.", "Where was BERT made?", ""]
+    values = {
+        "texts": texts,
+        "pairs": texts[::-1],
+        "questions": texts[2:] * 2,
+        "contexts": texts,
+        "choices": [texts[:2], texts[1:3], texts[2:], texts[::3]],
+    }
+    requests = [
+        (name, {key: values[key] for key in definition.inputs})
+        for name, definition in loader.signatures.items()
+        if not name.startswith("__") and name != "serving_default"
+    ]
+    live = Answering(model, **options)
+    for (name, inputs), found in zip(requests, loader.answers(requests, tmp_path), strict=True):
+        assert_same(found, ask(live, name, **inputs))
 
 
 # Requests that are no good, and those after them
