@@ -112,7 +112,8 @@ def test_the_library_imports_neither_tfrecords_nor_experiments(path):
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_tensorflow_is_imported_in_one_place(path):
-    if path.name == "_tensorflow.py":
+    # The second runs in a process of its own, where this library is not loaded.
+    if name_of(path) in ("_tensorflow.py", "serving/check.py"):
         return
     for module, line in imported(path):
         assert module.split(".")[0] not in {"tensorflow", "keras"}, f"{path}:{line}"
