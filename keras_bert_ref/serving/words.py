@@ -44,7 +44,7 @@ def tagged_words(texts, tokenizer, text_layer, labels, compute):
     block = Block(ids, tf.gather(begins, firsts), lengths)
     features, _ = rows_of([block], tokenizer)
     logits = in_chunks(compute, features)["logits"]
-    columns = 1 + tf.gather(fitted, tf.range(tf.size(sizes))) - tf.gather(fitted, first_of)
+    columns = 1 + fitted[:-1] - tf.gather(fitted, first_of)
     logits = tf.gather_nd(logits, tf.stack([part_of, columns], 1))  # [words, C]
 
     def padded(values):
