@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from keras_bert_ref.files import replace_figure
-from keras_bert_ref.training import read_metrics
+from keras_bert_ref.run_folder import read_metrics
 
 _PANELS = (
     ("masked_lm_loss", "masked language model: loss (nats)"),

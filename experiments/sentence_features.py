@@ -32,8 +32,8 @@ from keras_bert_ref.checkpoints.opening import open_checkpoint
 from keras_bert_ref.errors import BertError, ConfigError
 from keras_bert_ref.features.combining import layer_numbers
 from keras_bert_ref.files import replace_text, writing
+from keras_bert_ref.strategies import fast_precision
 from keras_bert_ref.tasks import registry
-from keras_bert_ref.training import fast_precision
 
 _SCORES = {
     "SST-2": ("accuracy",),

@@ -31,7 +31,7 @@ _HOME = {
     "fill_mask": "masked_prediction",
     "learn_vocabulary": "vocabulary",
     "load_pretrained": "checkpoints.loading",
-    "make_strategy": "training",
+    "make_strategy": "strategies",
 }
 
 __all__ = sorted(_HOME)

@@ -70,3 +70,11 @@ class TruncationWarning(BertWarning):
 
 class DivergedError(BertError, ArithmeticError):
     """Training stopped because the loss was no longer finite."""
+
+
+class WorkerError(BertError, ConnectionError):
+    """A worker of a job of several cannot be reached, or has ended."""
+
+
+class PreemptedError(BertError, InterruptedError):
+    """Training was told to end (SIGTERM), and did so with its state saved."""

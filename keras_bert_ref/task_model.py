@@ -4,7 +4,13 @@ from keras_bert_ref._tensorflow import keras, tf
 from keras_bert_ref.config import BertConfig
 from keras_bert_ref.encoder import BertEncoder
 from keras_bert_ref.errors import ConfigError
-from keras_bert_ref.losses import denominators, scored, scored_cross_entropy, share_of_loss
+from keras_bert_ref.losses import (
+    denominators,
+    global_sum,
+    scored,
+    scored_cross_entropy,
+    share_of_loss,
+)
 from keras_bert_ref.metrics import correct
 from keras_bert_ref.pretrained import Pretrained
 
@@ -144,6 +150,8 @@ class TaskModel(Pretrained, keras.Model):
         ]
         if not self.optimizer.built:
             self.optimizer.build(variables)
+        if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
+            sums = _finite_on_all_replicas(sums)
         self.optimizer.apply(*zip(*sums, strict=True))
         return self.get_metrics_result()
 
@@ -178,6 +186,19 @@ class TaskModel(Pretrained, keras.Model):
         results = {metric.name: metric.result() for metric in self.metrics}
         losses = [value for name, value in results.items() if name.endswith("_loss")]
         return {"loss": tf.add_n(losses), **results} if losses else results
+
+
+def _finite_on_all_replicas(pairs):
+    """Returns (gradient, variable) with a gradient that is not finite, if any replica has one.
+
+    Whether an update is passed over, Keras decides by the gradients of each replica alone.
+    """
+    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+        return pairs
+    # 0 where all are finite, else NaN.
+    nothing = [tf.reduce_sum(0 * tf.convert_to_tensor(gradient)) for gradient, _ in pairs]
+    (first, variable), *others = pairs
+    return [(first + tf.cast(global_sum(tf.add_n(nothing)), first.dtype), variable), *others]
 
 
 class OneLossModel(TaskModel):

@@ -2,68 +2,39 @@
 
 `model.fit` is fine for short runs on one machine. A long run needs what is here: several steps to a
 host call, checkpoints that hold everything the next step depends on, evaluation on the way, and a
-defined end when the loss is no longer finite.
+defined end when the loss is no longer finite, the process is told to end, or another one dies.
 """
 
+import contextlib
 import dataclasses
 import functools
-import json
-import math
+import re
+import signal
+import threading
 import time
 from pathlib import Path
 
-from keras_bert_ref._tensorflow import tf
-from keras_bert_ref.errors import CheckpointError, ConfigError, DivergedError, OutputError
-from keras_bert_ref.files import first_line, read_json, replace_text, writing
-
-STRATEGIES = ("auto", "one-device", "mirrored")
+from keras_bert_ref._tensorflow import keras, tf
+from keras_bert_ref.errors import (
+    BertWarning,
+    ConfigError,
+    DivergedError,
+    PreemptedError,
+    WorkerError,
+)
+from keras_bert_ref.files import writing
+from keras_bert_ref.job import Job
+from keras_bert_ref.run_folder import MetricsLog, read_metrics
+from keras_bert_ref.strategies import whole_step_compiles
+from keras_bert_ref.training_state import TrainingState
 
 # A host call runs as many steps as take about this long: few enough calls to cost nothing, and
 # enough of them to keep a progress bar alive and an interrupt answered.
 _SECONDS_PER_CALL = 1.0
 
-
-def make_strategy(name="auto"):
-    """Returns the `tf.distribute` strategy to build and train a model under.
-
-    Args:
-        name: "one-device" (the first GPU, else the CPU), "mirrored" (all GPUs of this machine), or
-            "auto" (mirrored where there is more than one GPU).
-
-    Raises:
-        ConfigError: the name is unknown.
-    """
-    if name not in STRATEGIES:
-        raise ConfigError(f"strategy {name!r} is unknown: choose one of {', '.join(STRATEGIES)}")
-    gpus = tf.config.list_logical_devices("GPU")
-    if name == "mirrored" or (name == "auto" and len(gpus) > 1):
-        return tf.distribute.MirroredStrategy()
-    return tf.distribute.OneDeviceStrategy("/gpu:0" if gpus else "/cpu:0")
-
-
-def whole_step_compiles():
-    """Returns whether XLA is the fast path here: on GPU and TPU it is, on CPU it is not."""
-    return bool(tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("TPU"))
-
-
-def fast_precision():
-    """Returns the dtype policy that trains fastest on this machine's first device.
-
-    bfloat16 where there are units for it (TPU, NVIDIA from compute capability 8, CPUs with AMX or
-    AVX512-BF16), else float32.
-    """
-    if tf.config.list_physical_devices("TPU"):
-        return "mixed_bfloat16"
-    if gpus := tf.config.list_physical_devices("GPU"):
-        details = tf.config.experimental.get_device_details(gpus[0])
-        fast = details.get("compute_capability", (0, 0)) >= (8, 0)
-    else:
-        try:
-            flags = Path("/proc/cpuinfo").read_text()
-        except OSError:
-            flags = ""
-        fast = "amx_bf16" in flags or "avx512_bf16" in flags
-    return "mixed_bfloat16" if fast else "float32"
+# What to do about a loss that is not finite, see `TrainingSchedule`.
+ON_DIVERGENCE = ("stop", "roll-back")
+_ROLL_BACKS = 3  # from one checkpoint, before it is given up
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,10 +47,19 @@ class TrainingSchedule:
     checkpoint_every: int = 1000  # also at the end and when interrupted
     keep: int = 3  # checkpoints that stay on disk
     micro_batches: int = 1  # parts a replica's batch is computed in, to save memory
+    # What to do when the loss is not finite: "stop", or "roll-back" to the last checkpoint and go
+    # on with the data that follow, up to three times from the same one. Where a loss is scaled
+    # (mixed_float16), an update that is not finite is passed over in either case.
+    on_divergence: str = "stop"
 
     def __post_init__(self):
+        if self.on_divergence not in ON_DIVERGENCE:
+            raise ConfigError(
+                f"on_divergence {self.on_divergence!r} is unknown: choose one of "
+                f"{', '.join(ON_DIVERGENCE)}"
+            )
         for name, value in dataclasses.asdict(self).items():
-            if not isinstance(value, int) or value < 1:
+            if name != "on_divergence" and (not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name} must be a whole number above 0, not {value!r}")
 
     def next_event(self, step):
@@ -104,12 +84,14 @@ class Trainer:
     variables, the optimizer's state and the random state of dropout are as they were, and
     `make_dataset` is asked for the batches that follow.
 
+    Several workers must all see the folder; the first of them writes to it.
+
     Args:
         model: a compiled `TaskModel`, built under the strategy it is to be trained with.
         folder: where the run lives; made if absent.
         schedule: a `TrainingSchedule`.
-        jit_compile: whether XLA compiles the whole step; "auto" does on GPU and TPU, where it is
-            fast, and not on CPU, where it is not.
+        jit_compile: whether XLA compiles the whole step; "auto" does on GPU, where it is fast, and
+            not on CPU, where it is not. On TPU it is always compiled.
 
     Attributes:
         stop: set it, such as in a function that evaluates, to end training before the last step.
@@ -124,24 +106,26 @@ class Trainer:
             raise ConfigError("the model has no optimizer: call model.compile(optimizer=…) first")
         self.jit_compile = whole_step_compiles() if jit_compile == "auto" else jit_compile
         self.stop = False
-        with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+        self.job = Job(self.strategy)
+        if self.job.is_first:
+            with writing(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
         with self.strategy.scope():
             model.optimizer.build(model.trainable_variables)
             self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
-        # By position, not by name: the order is that of construction, and a run never continues
-        # with another configuration (see `hold_settings`).
-        self._checkpoint = tf.train.Checkpoint(
+            # Batches taken from the data: more than steps, once a roll-back has left some out.
+            self._batch = tf.Variable(0, dtype=tf.int64, trainable=False, name="batch")
+        self._state = TrainingState(
+            self.folder / "checkpoints",
+            keep=schedule.keep,
+            writes=self.job.is_first,
             step=self._step,
+            batch=self._batch,
             model=[variable.value for variable in model.variables],
             optimizer=[variable.value for variable in model.optimizer.variables],
         )
-        self._manager = tf.train.CheckpointManager(
-            self._checkpoint,
-            str(self.folder / "checkpoints"),
-            max_to_keep=schedule.keep,
-            checkpoint_name="step",
-        )
+        scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+        self._loss_scale = model.optimizer.dynamic_scale if scaled else None
 
     @property
     def step(self):
@@ -151,27 +135,18 @@ class Trainer:
     @property
     def latest_checkpoint(self):
         """The checkpoint that training would go on from; None if there is none."""
-        # One whose files someone deleted does not count.
-        kept = (p for p in reversed(self._manager.checkpoints) if Path(f"{p}.index").exists())
-        return next(kept, None)
+        return self._state.latest
 
     def restore(self):
         """Loads the latest checkpoint, if there is one; returns the step training continues at.
 
         Raises:
             CheckpointError: the checkpoint is damaged or belongs to another model.
+            ConfigError: other workers see another one.
         """
         latest = self.latest_checkpoint
-        if latest is None:
-            return 0
-        try:
-            self._checkpoint.restore(latest).assert_consumed()
-        except Exception as error:  # by damage: OpError, IndexError, AssertionError, ValueError, …
-            raise CheckpointError(
-                f"{latest} cannot be restored into this model: {first_line(error)}. Delete "
-                f"{latest}.* to go on from the checkpoint before, or start in another folder."
-            ) from None
-        return self.step
+        self.job.check_same({"the last checkpoint": latest and Path(latest).name})
+        return self.step if self._state.restore() else 0
 
     def train(self, make_dataset, evaluation=None, *, report=None):
         """Trains up to the last step of the schedule, from the latest checkpoint if there is one.
@@ -186,61 +161,88 @@ class Trainer:
                 None between logged steps.
 
         Returns:
-            The metrics of the last evaluation, or of the last training interval without one.
+            The metrics of the last evaluation, or of the last training interval without one. Where
+            the loss is scaled, `skipped_updates` counts those of the run that were not finite.
 
         Raises:
             DivergedError: the loss is not finite.
+            PreemptedError: the process was sent SIGTERM; the state is saved.
+            WorkerError: another worker has ended.
             CheckpointError: there is a checkpoint that cannot be restored.
             OutputError: the folder cannot be written.
             tf.errors.OpError: the data are damaged; `tfrecords.reader.explain` says where.
         """
-        schedule, step, report = self.schedule, self.restore(), report or (lambda *_: None)
-        self._keep_metrics_until(step)
-        batches = iter(
-            self.strategy.distribute_datasets_from_function(
-                lambda context: make_dataset(step, context)
-            )
-        )
-        run = self._steps_function(batches)
-        writer = tf.summary.create_file_writer(str(self.folder / "logs"))
-        results, steps_per_second = {}, 0.0
-        self.model.reset_metrics()
+        self.restore()
         try:
-            if evaluation is not None and self._owes_evaluation(step):
-                results = self._log(writer, step, "heldout", self.evaluate(evaluation))
-                self.model.reset_metrics()
-            while step < schedule.steps and not self.stop:
-                due = schedule.next_event(step)
-                count = min(due - step, max(1, int(steps_per_second * _SECONDS_PER_CALL)))
-                began = time.perf_counter()
-                loss = run(tf.constant(count, tf.int64))
-                done, step = self.step - step, self.step
-                if not math.isfinite(float(loss)):
-                    raise self._diverged(step)
-                # The first call also traces the step; its time says nothing.
-                if steps_per_second or done > 1:
-                    steps_per_second = done / (time.perf_counter() - began)
-                else:
-                    steps_per_second = 1.0
-                last = step == schedule.steps
-                evaluates = evaluation is not None and (last or step % schedule.evaluate_every == 0)
-                logs = None
-                if last or evaluates or step % schedule.log_every == 0:
-                    logs = results = self._log(writer, step, "train", self._results())
-                    self.model.reset_metrics()
-                report(step, logs)
-                if evaluates:
-                    results = self._log(writer, step, "heldout", self.evaluate(evaluation))
-                    self.model.reset_metrics()
-                # Last, so that a run which goes on from here has nothing to catch up on.
-                if last or self.stop or step % schedule.checkpoint_every == 0:
-                    self._save(step)
+            with _noticing_sigterm() as terminated:
+                results = self._train(make_dataset, evaluation, report, terminated)
+            self._state.wait()
         except KeyboardInterrupt:
             if self.step:
-                self._save(self.step)
+                self._save()
+                self._state.wait()
             raise
+        except tf.errors.OpError as error:
+            if self.job.size == 1 or not isinstance(error, _BROKEN_CONNECTION):
+                raise
+            raise self._lost_worker(error) from None
         if evaluation is not None and not results:  # the run had ended before
             results = self.evaluate(evaluation)
+        return results
+
+    def _train(self, make_dataset, evaluation, report, terminated):
+        schedule, log = self.schedule, None
+        if self.job.is_first:
+            log = MetricsLog(self.folder, self.step)
+        results, steps_per_second, roll_backs = {}, 0.0, 0
+        run = self._steps_function(make_dataset)
+        self.model.reset_metrics()
+
+        def logged(split, metrics):
+            if log:
+                log.write(self.step, split, metrics)
+            self.model.reset_metrics()
+            return metrics
+
+        if evaluation is not None and self._owes_evaluation():
+            results = logged("heldout", self.evaluate(evaluation))
+        while (step := self.step) < schedule.steps and not self.stop:
+            due = schedule.next_event(step)
+            count = min(due - step, max(1, int(steps_per_second * _SECONDS_PER_CALL)))
+            began = time.perf_counter()
+            finite = run(tf.constant(count, tf.int64))
+            done, step = self.step - step, self.step
+            if not finite:
+                roll_backs += 1
+                self._roll_back(roll_backs)
+                run = self._steps_function(make_dataset)
+                continue
+            # The first call also traces the step; its time says nothing.
+            if steps_per_second or done > 1:
+                steps_per_second = done / (time.perf_counter() - began)
+            else:
+                steps_per_second = 1.0
+            # All workers end at the same step, though only one of them may have been told to.
+            steps_per_second, ending = self.job.mean(steps_per_second, terminated.is_set())
+            last = step == schedule.steps
+            evaluates = evaluation is not None and (last or step % schedule.evaluate_every == 0)
+            logs = None
+            if last or evaluates or step % schedule.log_every == 0:
+                logs = results = logged("train", self._results())
+            if report:
+                report(step, logs)
+            if evaluates:
+                results = logged("heldout", self.evaluate(evaluation))
+            # Last, so that a run which goes on from here has nothing to catch up on.
+            if last or self.stop or ending or step % schedule.checkpoint_every == 0:
+                self._save()
+                roll_backs = 0
+            if ending and not last:
+                self._state.wait()
+                raise PreemptedError(
+                    f"told to end (SIGTERM) at step {step}: saved; the same command goes on from "
+                    "here"
+                )
         return results
 
     def evaluate(self, dataset):
@@ -248,28 +250,47 @@ class Trainer:
         if callable(dataset):
             return dataset()
         self.model.reset_metrics()
+        if self.job.size > 1:  # every worker reads all, and takes its share of the rows
+            options = tf.data.Options()
+            options.experimental_distribute.auto_shard_policy = (
+                tf.data.experimental.AutoShardPolicy.DATA
+            )
+            dataset = dataset.with_options(options)
         for batch in self.strategy.experimental_distribute_dataset(dataset):
             self._test_function(batch)
         return self._results()
 
-    def _steps_function(self, batches):
-        parts = self.schedule.micro_batches
+    def _steps_function(self, make_dataset):
+        """Returns a function that trains so many steps, and returns whether all went well."""
+        first, parts = int(self._batch.numpy()), self.schedule.micro_batches
+        batches = iter(
+            self.strategy.distribute_datasets_from_function(
+                lambda context: make_dataset(first, context)
+            )
+        )
 
         @tf.function(jit_compile=self.jit_compile, autograph=False)
         def train_step(features, labels):
             micro_batches = _split((features, labels), parts) if parts > 1 else [(features, labels)]
-            return self.model.train_on_micro_batches(micro_batches)["loss"]
+            loss = self.model.train_on_micro_batches(micro_batches)["loss"]
+            if self._loss_scale is None:
+                fine = tf.math.is_finite(loss)
+            else:  # halved at each update that is not finite: below 1 no scale would help
+                fine = tf.convert_to_tensor(self._loss_scale) >= 1
+            return tf.cast(fine, tf.float32)
 
         @tf.function
         def run(count):
-            done, loss = tf.constant(0, tf.int64), tf.constant(0.0)
-            # A loss that is no longer finite ends the loop, so that the step is known.
-            while done < count and tf.math.is_finite(loss):
-                losses = self.strategy.run(train_step, args=next(batches))
-                loss = self.strategy.experimental_local_results(losses)[0]
+            done, fine = tf.constant(0, tf.int64), tf.constant(True)
+            # The loop ends with the step that went wrong, on all replicas, though the loss of one
+            # alone may show it.
+            while done < count and fine:
+                each = self.strategy.run(train_step, args=next(batches))
+                fine = self.strategy.reduce(tf.distribute.ReduceOp.MEAN, each, axis=None) == 1
                 done += 1
                 self._step.assign_add(1)
-            return loss
+                self._batch.assign_add(1)
+            return fine
 
         return run
 
@@ -281,8 +302,9 @@ class Trainer:
 
         return test
 
-    def _owes_evaluation(self, step):
-        """Returns whether the run was interrupted when it had saved `step`, but not evaluated."""
+    def _owes_evaluation(self):
+        """Returns whether the run was interrupted when it had saved a step, but not evaluated."""
+        step = self.step
         if not step or (step % self.schedule.evaluate_every and step != self.schedule.steps):
             return False
         path = self.folder / "metrics.jsonl"
@@ -290,91 +312,79 @@ class Trainer:
         return not any(line["split"] == "heldout" and line["step"] == step for line in lines)
 
     def _results(self):
-        return {name: float(value) for name, value in self.model.get_metrics_result().items()}
+        results = {name: float(value) for name, value in self.model.get_metrics_result().items()}
+        if self._loss_scale is not None:
+            results["skipped_updates"] = self.step - int(self.model.optimizer.iterations.numpy())
+        return results
 
-    def _save(self, step):
+    def _save(self):
         # A gradient that is not finite spoils the weights before any loss shows it.
         if not all(tf.reduce_all(tf.math.is_finite(v)) for v in self.model.trainable_variables):
-            raise self._diverged(step)
-        with writing(self.folder / "checkpoints"):
-            try:
-                self._manager.save(checkpoint_number=step)
-            except tf.errors.OpError as error:
-                raise OutputError(
-                    f"the checkpoint of step {step} cannot be written to "
-                    f"{self._manager.directory}: {first_line(error)}"
-                ) from None
+            raise self._diverged()
+        self._state.save(self.step)
 
-    def _diverged(self, step):
+    def _roll_back(self, count):
+        """Goes back to the last checkpoint, but not to the data that followed it.
+
+        Raises:
+            DivergedError: the schedule says to stop, or it was in vain before.
+        """
+        if (
+            self.schedule.on_divergence == "stop"
+            or count > _ROLL_BACKS
+            or self.latest_checkpoint is None
+        ):
+            raise self._diverged()
+        step, batch = self.step, int(self._batch.numpy())
+        self.job.wait()  # for the first worker to have written it
+        self.restore()
+        self._batch.assign(batch)
+        self.model.reset_metrics()
+        BertWarning.issue(
+            f"the loss was not finite at step {step}: training goes on from step {self.step}, with "
+            "the data that follow"
+        )
+
+    def _diverged(self):
         latest = self.latest_checkpoint
         good = f"the last good checkpoint is {latest}" if latest else "there is no checkpoint yet"
         return DivergedError(
-            f"the loss or a weight is not finite at step {step}; {good}. A lower learning rate or "
-            "a longer warmup usually helps."
+            f"the loss or a weight is not finite at step {self.step}; {good}. A lower learning "
+            "rate or a longer warmup usually helps."
         )
 
-    def _log(self, writer, step, split, metrics):
-        with writing(self.folder):
-            try:
-                with writer.as_default(step=step):
-                    for name, value in metrics.items():
-                        tf.summary.scalar(f"{split}/{name}", value)
-                writer.flush()
-            except tf.errors.OpError as error:
-                raise OutputError(
-                    f"{self.folder / 'logs'} cannot be written: {first_line(error)}"
-                ) from None
-            with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, "split": split, **metrics}) + "\n")
-        return metrics
-
-    def _keep_metrics_until(self, step):
-        """Drops what a previous start logged after its last checkpoint: it will come again."""
-        path = self.folder / "metrics.jsonl"
-        if path.exists():
-            kept = [line for line in read_metrics(path) if line["step"] <= step]
-            replace_text(path, "".join(json.dumps(line) + "\n" for line in kept))
-
-
-def read_metrics(path):
-    """Returns the objects of a `metrics.jsonl`, without a last line that was cut short."""
-    lines = []
-    for text in Path(path).read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            break
-    return lines
-
-
-def hold_settings(folder, settings):
-    """Records a run's settings in `run.json`, or checks that they are the ones recorded there.
-
-    Args:
-        folder: the run's folder; made if absent.
-        settings: a dict that JSON can hold.
-
-    Raises:
-        CheckpointError: the folder holds a run with other settings; each that differs is named.
-    """
-    path = Path(folder) / "run.json"
-    settings = json.loads(json.dumps(settings))
-    if path.exists():
-        recorded = read_json(path)
-        differing = sorted(
-            f"{name} was {recorded.get(name)!r} and is now {settings.get(name)!r}"
-            for name in recorded.keys() | settings.keys()
-            if recorded.get(name) != settings.get(name)
+    def _lost_worker(self, error):
+        found = re.search(
+            r"/job:(\w+)/replica:0/task:(\d+)", str(error).split("Collective ops")[-1]
         )
-        if differing:
-            raise CheckpointError(
-                f"{folder} holds a run with other settings: {'; '.join(differing)}. "
-                "Continue it with the same settings, or choose another folder."
-            )
+        name = f"{found[1]} {found[2]}" if found else "a worker"
+        return WorkerError(
+            f"{name} of this job has ended or cannot be reached: its own output says why. Start "
+            f"all workers again; training goes on from {self.latest_checkpoint or 'the beginning'}"
+        )
+
+
+_BROKEN_CONNECTION = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+)
+
+
+@contextlib.contextmanager
+def _noticing_sigterm():
+    """Yields an event that SIGTERM sets, as machines that are taken away send it in advance."""
+    terminated = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield terminated  # Python handles signals in the main thread alone
         return
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(path, json.dumps(settings, indent=2) + "\n")
+    before = signal.signal(signal.SIGTERM, lambda *_: terminated.set())
+    try:
+        yield terminated
+    finally:
+        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
 
 
 def _split(batch, parts):

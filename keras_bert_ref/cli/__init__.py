@@ -1,7 +1,8 @@
 """The command line, `keras-bert-ref`: one module a group of commands.
 
 Exit codes: 0 done, 1 an error that the message explains, 2 wrong usage or settings, 3 training
-stopped because the loss was not finite, 130 interrupted.
+stopped because the loss was not finite, 75 training was told to end (SIGTERM) and can go on, 130
+interrupted.
 """
 
 import sys
@@ -11,7 +12,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from keras_bert_ref.errors import BertError, BertWarning, ConfigError, DivergedError
+from keras_bert_ref.errors import (
+    BertError,
+    BertWarning,
+    ConfigError,
+    DivergedError,
+    PreemptedError,
+)
 
 app = typer.Typer(
     help="BERT for TensorFlow and Keras 3: from raw text to a pretrained encoder.",
@@ -31,6 +38,7 @@ def main():
         export,
         features,
         finetune,
+        plan,
         pretrain,
         quickstart,
     )
@@ -39,7 +47,7 @@ def main():
     try:
         app()
     except BertError as error:
-        codes = {ConfigError: 2, DivergedError: 3}
+        codes = {ConfigError: 2, DivergedError: 3, PreemptedError: 75}
         _stop(error, codes.get(type(error), 1))
     except OSError as error:  # a place that the user named and the system refuses
         _stop(f"{error.filename}: {error.strerror}" if error.filename else error, 1)

@@ -11,7 +11,7 @@ from rich.table import Table
 from keras_bert_ref.cli import app
 from keras_bert_ref.cli.checkpoints import Where
 from keras_bert_ref.cli.features import parse_layers
-from keras_bert_ref.cli.pretrain import PRECISIONS, check_precision
+from keras_bert_ref.cli.pretraining import PRECISIONS, check_precision
 from keras_bert_ref.cli.progress import console
 from keras_bert_ref.errors import ConfigError
 

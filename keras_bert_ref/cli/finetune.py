@@ -14,7 +14,7 @@ from rich.table import Table
 
 from keras_bert_ref.cli import app
 from keras_bert_ref.cli.checkpoints import Where
-from keras_bert_ref.cli.pretrain import PRECISIONS, check_precision
+from keras_bert_ref.cli.pretraining import PRECISIONS, check_precision
 from keras_bert_ref.cli.progress import console, progress_bar
 from keras_bert_ref.errors import ConfigError, InputError, OutputError
 from keras_bert_ref.files import parse_json, replace_text, writing

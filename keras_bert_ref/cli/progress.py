@@ -29,7 +29,7 @@ class _Rate(ProgressColumn):
         return f"{speed:.1f} {self.unit}/s"
 
 
-def progress_bar(unit):
+def progress_bar(unit, *, disable=False):
     """Returns a progress display whose rates are in `unit` a second ("bytes" become MB)."""
     return Progress(
         TextColumn("{task.description}"),
@@ -40,4 +40,5 @@ def progress_bar(unit):
         TextColumn("left"),
         TextColumn("{task.fields[note]}"),
         console=console,
+        disable=disable,
     )

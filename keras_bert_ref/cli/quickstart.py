@@ -15,7 +15,7 @@ from rich.text import Text
 
 from keras_bert_ref.cli import app
 from keras_bert_ref.cli.data import create, learn
-from keras_bert_ref.cli.pretrain import Recipe, run
+from keras_bert_ref.cli.pretraining import Recipe, run
 from keras_bert_ref.cli.progress import console
 from keras_bert_ref.cli.quickstart_features import compare_with_bag_of_words
 from keras_bert_ref.errors import ConfigError, OutputError
@@ -118,7 +118,7 @@ def _create_data(texts, out):
 
 def _recipe(data, manifest, minutes):
     """Times a few steps, then chooses how many fit the minutes."""
-    from keras_bert_ref import training
+    from keras_bert_ref import strategies
     from keras_bert_ref._tensorflow import tf
     from keras_bert_ref.config import BertConfig
     from keras_bert_ref.encoder import BertEncoder
@@ -126,13 +126,13 @@ def _recipe(data, manifest, minutes):
     from keras_bert_ref.optimization import BertAdamW
     from tfrecords.reader import pretraining_dataset
 
-    precision = training.fast_precision()
+    precision = strategies.fast_precision()
     with console.status("timing a few steps"):
         config = BertConfig.from_name(_CONFIG, vocab_size=manifest.vocabulary["size"])
         model = BertPretrainer(BertEncoder(config, dtype=precision))
         model.compile(optimizer=BertAdamW(1e-4))
         batches = iter(pretraining_dataset(data, _BATCH))
-        compiles = training.whole_step_compiles()
+        compiles = strategies.whole_step_compiles()
         step = tf.function(model.train_step, jit_compile=compiles, autograph=False)
         step(next(batches))  # traces
         began, count = time.perf_counter(), 0

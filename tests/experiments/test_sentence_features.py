@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from experiments import layer_curve, sentence_features
 from keras_bert_ref import BertFeaturizer, FeatureExtractor
-from keras_bert_ref.training import fast_precision
+from keras_bert_ref.strategies import fast_precision
 
 SIZES = {"train": 40, "dev": 23}
 LAYERS = 5  # of the encoder, besides the embeddings

@@ -130,6 +130,76 @@ def test_from_the_weights_of_another_run(folder, tmp_path, capsys):
     assert not (tmp_path / "other").exists()
 
 
+def test_two_lengths_in_one_command(folder, tmp_path, capsys):
+    longer = tmp_path / "longer"
+    assert create_data(folder, longer, "--max-seq-length", 32) == 0
+    out = tmp_path / "run"
+    both = ("--long-data", longer, "--long-steps", 2, "--log-every", 2, "--evaluate-every", 2)
+    assert pretrain(folder, out, *both) == 0
+    shown = capsys.readouterr().out
+    assert "steps 0 – 4" in shown and "steps 4 – 6" in shown
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["split"] == "heldout"] == [2, 4, 6]
+    model = BertPretrainer.from_pretrained(out / "model")
+
+    # Resumed at the border of the two, the run ends with the same bits.
+    for place in (out / "checkpoints").glob("step-6*"):
+        place.unlink()
+    assert pretrain(folder, out, *both) == 0
+    assert "continuing from" not in capsys.readouterr().out  # the second phase begins there
+    again = BertPretrainer.from_pretrained(out / "model")
+    for left, right in zip(model.weights, again.weights, strict=True):
+        np.testing.assert_array_equal(left.numpy(), right.numpy())
+
+    # The rates are those of one run of six steps, and so is the state of the optimizer.
+    assert pretrain(folder, out, "--long-data", longer, "--long-steps", 3) == 1
+    assert "long_steps was 2 and is now 3" in capsys.readouterr().err
+
+
+def test_two_lengths_that_do_not_fit(folder, tmp_path, capsys):
+    def message(*more):
+        assert pretrain(folder, tmp_path / "run", *more) == 2
+        assert not (tmp_path / "run").exists()
+        return capsys.readouterr().err
+
+    shorter = tmp_path / "shorter"
+    assert create_data(folder, shorter, "--max-seq-length", 16) == 0
+    assert "are the two exchanged" in message("--long-data", shorter, "--long-steps", 1)
+    assert "below the 6 of the run" in message("--long-data", folder / "data", "--long-steps", 6)
+    assert "at least 1" in message("--long-data", folder / "data")  # a tenth of six steps
+    assert "of --long-data: name it" in message("--long-steps", 2)
+    assert create_data(folder, tmp_path / "no", "--no-nsp") == 0
+    assert "only one of" in message("--long-data", tmp_path / "no", "--long-steps", 1)
+    vocab = tmp_path / "vocab.txt"
+    lines = (folder / "vocab.txt").read_text().splitlines()
+    vocab.write_text("\n".join([*lines[:-2], lines[-1], lines[-2]]) + "\n")
+    assert create_data(folder, tmp_path / "other", "--vocab", vocab) == 0
+    assert "different vocabularies" in message("--long-data", tmp_path / "other", "--long-steps", 1)
+    data = tmp_path / "longest"
+    assert create_data(folder, data, "--max-seq-length", 33) == 0
+    assert "the rows have 33 pieces" in message("--long-data", data, "--long-steps", 1)
+    assert "batch_size 8 does not divide" in message(
+        *("--long-data", folder / "data", "--long-steps", 1, "--long-micro-batches", 3)
+    )
+    assert "on_divergence 'hope' is unknown" in message("--on-divergence", "hope")
+
+
+def test_a_plan_is_arithmetic(capsys, monkeypatch):
+    monkeypatch.setattr(progress.console, "width", 100)
+    assert keras_bert_ref("plan", "large", "--devices", 64, "--device", "tpu-v2", "--price", 1) == 0
+    shown = capsys.readouterr().out
+    assert "336,226,108 parameters" in shown and "rows of 512" in shown
+    assert keras_bert_ref("plan", "--device", "abacus") == 2
+    assert keras_bert_ref("plan", "--utilization", 1.5) == 2
+    assert keras_bert_ref("plan", "--devices", 7) == 2
+    assert keras_bert_ref("plan", "tiny", "--length", 513) == 2
+    errors = capsys.readouterr().err
+    for part in ("device 'abacus'", "at most 1", "does not divide", "length is 513"):
+        assert part in errors
+    assert keras_bert_ref("plan", "large", "--batch-size", 4096, "--device", "v100") == 0
+    assert "use more micro-batches or devices" in capsys.readouterr().out
+
+
 def test_other_data_is_refused(folder, tmp_path, capsys):
     assert pretrain(folder, tmp_path / "run") == 0
     assert create_data(folder, tmp_path / "data", "--seed", 1) == 0

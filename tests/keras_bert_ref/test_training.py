@@ -1,23 +1,27 @@
 """The training loop: exact resumption, defined ends, one mathematics."""
 
 import json
-import subprocess
-import sys
-import textwrap
+import os
+import signal
+import threading
 
 import numpy as np
 import pytest
 
-from keras_bert_ref import BertAdamW, BertConfig, BertPretrainer, WarmupLinear
+from keras_bert_ref import BertAdamW, BertConfig, BertEncoder, BertPretrainer, WarmupLinear
 from keras_bert_ref._tensorflow import keras, tf
-from keras_bert_ref.errors import CheckpointError, ConfigError, DivergedError, OutputError
-from keras_bert_ref.training import (
-    Trainer,
-    TrainingSchedule,
-    hold_settings,
-    make_strategy,
-    read_metrics,
+from keras_bert_ref.errors import (
+    BertWarning,
+    CheckpointError,
+    ConfigError,
+    DivergedError,
+    OutputError,
+    PreemptedError,
 )
+from keras_bert_ref.run_folder import hold_settings, read_metrics
+from keras_bert_ref.strategies import make_strategy
+from keras_bert_ref.training import Trainer, TrainingSchedule
+from keras_bert_ref.training_state import TrainingState
 
 B, S, P, V = 6, 7, 3, 29
 CONFIG = BertConfig(
@@ -194,7 +198,8 @@ def test_weights_that_are_not_finite_are_never_a_checkpoint(tmp_path):
     weight = built.trainable_variables[-1]
     weight.assign(tf.fill(weight.shape, np.inf))
     with pytest.raises(DivergedError, match="a weight is not finite at step 3"):
-        trainer._save(3)
+        trainer._step.assign(3)
+        trainer._save()
     assert trainer.latest_checkpoint is None
 
 
@@ -246,46 +251,187 @@ def test_unknown_strategy():
         make_strategy("horovod")
 
 
-@pytest.mark.slow
-def test_two_devices_train_as_one(tmp_path):
-    script = textwrap.dedent("""
-        import sys
-        import numpy as np
-        sys.path[:0] = [sys.argv[1]]
-        import test_training as tests
-        from keras_bert_ref._tensorflow import keras, tf
-        from keras_bert_ref import BertAdamW, BertConfig, BertPretrainer, WarmupLinear
-        from keras_bert_ref.training import Trainer, TrainingSchedule
+def test_a_run_told_to_end_saves_and_goes_on_to_the_same_bits(tmp_path):
+    schedule = TrainingSchedule(steps=12, log_every=4)
+    whole = model()
+    Trainer(whole, tmp_path / "whole", schedule).train(batches)
+    before = signal.getsignal(signal.SIGTERM)
 
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        two = [tf.config.LogicalDeviceConfiguration()] * 2
-        tf.config.set_logical_device_configuration(cpu, two)
-        config = BertConfig.from_dict({**tests.CONFIG.to_dict(), "hidden_dropout_prob": 0.0,
-                                       "attention_probs_dropout_prob": 0.0})
-        results = []
-        for devices in (1, 2):
-            strategy = tf.distribute.MirroredStrategy([f"CPU:{n}" for n in range(devices)])
-            keras.utils.set_random_seed(1)
-            with strategy.scope():
-                model = BertPretrainer(config)
-                model.compile(optimizer=BertAdamW(WarmupLinear(1e-2, 20, 2)))
-            trainer = Trainer(model, f"{sys.argv[2]}/{devices}", TrainingSchedule(steps=5))
-            rows = tests.B // devices
+    def terminate(step, _metrics):
+        if step >= 5:
+            os.kill(os.getpid(), signal.SIGTERM)
 
-            def rows_of(first, context):
-                return tests.batches(first).unbatch().batch(rows, drop_remainder=True)
+    with pytest.raises(PreemptedError, match=r"at step .: saved; the same command goes on"):
+        Trainer(model(), tmp_path / "parts", schedule).train(batches, report=terminate)
+    assert signal.getsignal(signal.SIGTERM) is before
+    resumed = model(seed=2)
+    Trainer(resumed, tmp_path / "parts", schedule).train(batches)
+    for left, right in zip(state(whole), state(resumed), strict=True):
+        np.testing.assert_array_equal(left, right)
 
-            metrics = trainer.train(rows_of)
-            results.append((metrics, [v.numpy() for v in model.trainable_variables]))
-        (one, weights), (two, others) = results
-        for left, right in zip(weights, others, strict=True):
-            np.testing.assert_allclose(left, right, atol=2e-5)
-        for name in one:
-            np.testing.assert_allclose(one[name], two[name], rtol=1e-5)
-    """)
-    result = subprocess.run(
-        [sys.executable, "-c", script, str(__file__).rsplit("/", 1)[0], str(tmp_path)],
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+
+def spoiled(*numbers):
+    """Batches, of which those with these numbers give a loss that is not finite."""
+
+    def spoil(features, labels, number):
+        bad = tf.reduce_any(tf.equal(number, tf.constant(numbers, tf.int64)))
+        weight = tf.where(bad, np.float32("nan"), 1.0)
+        return features, {**labels, "masked_lm_weights": labels["masked_lm_weights"] * weight}
+
+    def make(first, _context):
+        numbers_ = tf.data.Dataset.counter(first)
+        return tf.data.Dataset.zip(batches(first), numbers_).map(
+            lambda data, number: spoil(*data, number)
+        )
+
+    return make
+
+
+def test_rolling_back_leaves_out_the_data_since_the_checkpoint(tmp_path):
+    """Steps 5 and 6 see batches 4 and 5, of which 5 is spoiled: the run goes on with batch 6."""
+    schedule = TrainingSchedule(steps=8, checkpoint_every=4, on_divergence="roll-back")
+    rolled = model()
+    trainer = Trainer(rolled, tmp_path / "rolled", schedule)
+    with pytest.warns(BertWarning, match="not finite at step 6: training goes on from step 4"):
+        trainer.train(spoiled(5))
+    assert trainer.step == 8
+
+    def without(first, _context):
+        numbers = (0, 1, 2, 3, 6, 7, 8, 9)
+        parts = [batches(number).take(1) for number in numbers[first:]]
+        whole = parts[0]
+        for part in parts[1:]:
+            whole = whole.concatenate(part)
+        return whole
+
+    plain = model()
+    Trainer(plain, tmp_path / "plain", schedule).train(without)
+    for left, right in zip(state(plain), state(rolled), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+    # A run that goes on from here knows what was left out.
+    starts = []
+
+    def following(first, context):
+        starts.append(first)
+        return spoiled()(first, context)
+
+    longer = TrainingSchedule(steps=9)
+    Trainer(model(seed=2), tmp_path / "rolled", longer).train(following)
+    assert starts == [10]
+
+
+def test_rolling_back_is_given_up(tmp_path):
+    schedule = TrainingSchedule(steps=8, checkpoint_every=2, on_divergence="roll-back")
+    with (
+        pytest.warns(BertWarning, match="goes on from step 2"),
+        pytest.raises(DivergedError, match="last good checkpoint"),
+    ):
+        Trainer(model(), tmp_path / "often", schedule).train(spoiled(*range(3, 100)))
+    with pytest.raises(DivergedError, match="no checkpoint yet"):
+        Trainer(model(), tmp_path / "first", schedule).train(spoiled(0))
+
+
+def test_a_scaled_loss_passes_over_updates_that_are_not_finite(tmp_path):
+    keras.utils.set_random_seed(1)
+    with make_strategy("one-device").scope():
+        built = BertPretrainer(BertEncoder(CONFIG, dtype="mixed_float16"))
+        built.compile(optimizer=BertAdamW(WarmupLinear(1e-3, 20, 2)))
+    assert isinstance(built.optimizer, keras.optimizers.LossScaleOptimizer)
+    trainer = Trainer(built, tmp_path, TrainingSchedule(steps=6, log_every=2))
+    results = trainer.train(spoiled(3))
+    assert results["skipped_updates"] == 1
+    assert built.optimizer.iterations.numpy() == 5  # nor does the rate's schedule count it
+    assert all(np.isfinite(values).all() for values in state(built))
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [line["skipped_updates"] for line in lines] == [0, 1, 1]
+    assert lines[1]["loss"] is None and lines[2]["loss"] == results["loss"]
+
+    # Where no scale helps, that is the end.
+    built.optimizer.dynamic_scale.assign(2.0)
+    trainer = Trainer(built, tmp_path / "end", TrainingSchedule(steps=20))
+    with pytest.raises(DivergedError, match="no checkpoint yet"):
+        trainer.train(spoiled(*range(20)))
+
+
+def test_the_whole_step_compiles(tmp_path):
+    """What a TPU asks of a step: static shapes, and nothing that XLA cannot compile."""
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    results = []
+    for compiles in (False, True):
+        built = model(**no_dropout)
+        schedule = TrainingSchedule(steps=4, micro_batches=2)
+        Trainer(built, tmp_path / str(compiles), schedule, jit_compile=compiles).train(batches)
+        results.append(state(built))
+    for left, right in zip(*results, strict=True):
+        np.testing.assert_allclose(left, right, atol=2e-5)
+
+
+def test_a_step_calls_neither_python_nor_strings():
+    built = model()
+    built.optimizer.build(built.trainable_variables)
+    specs = tf.nest.map_structure(lambda a: tf.TensorSpec(a.shape, a.dtype), batch(0))
+    step = tf.function(built.train_step).get_concrete_function(specs)
+    graph = step.graph.as_graph_def()
+    nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+    names = {node.op for node in nodes}
+    assert not {name for name in names if "Py" in name or "String" in name or "Host" in name}
+    # Messages of assertions are all the strings there are, and XLA drops assertions.
+    texts = {
+        node.op
+        for node in nodes
+        if any(attr.type == tf.string.as_datatype_enum for attr in node.attr.values())
+    }
+    assert texts <= {"Const"}
+
+
+def test_a_checkpoint_is_of_the_moment_it_was_asked_for(tmp_path, monkeypatch):
+    """It is written while training goes on."""
+    variable, may_write = tf.Variable([1.0, 2.0]), threading.Event()
+    write = TrainingState._write
+
+    def waiting(self, number):
+        assert may_write.wait(30)
+        write(self, number)
+
+    monkeypatch.setattr(TrainingState, "_write", waiting)
+    saved = TrainingState(tmp_path, keep=2, values=[variable])
+    saved.save(1)
+    variable.assign([5.0, 6.0])
+    assert not list(tmp_path.glob("*.index"))
+    may_write.set()
+    assert saved.latest.endswith("step-1")
+    other = tf.Variable([0.0, 0.0])
+    assert TrainingState(tmp_path, keep=2, values=[other]).restore()
+    assert other.numpy().tolist() == [1.0, 2.0]
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_those_before(tmp_path, monkeypatch):
+    variable = tf.Variable([1.0, 2.0])
+    saved = TrainingState(tmp_path, keep=2, values=[variable])
+    saved.save(1)
+    saved.wait()
+
+    def fail(prefix, *_, **__):
+        (tmp_path / "step-2_temp").mkdir()
+        (tmp_path / "step-2_temp" / "part").write_text("half")
+        raise tf.errors.ResourceExhaustedError(None, None, "no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tf.train.Checkpoint, "write", fail)
+        patched.setattr(tf.train.Checkpoint, "save", fail)
+        saved.save(2)
+        with pytest.raises(OutputError, match=r"checkpoint of step 2 .* no space left"):
+            saved.wait()
+    assert not list(tmp_path.glob("step-2*"))
+    assert saved.latest.endswith("step-1")
+    saved.save(3)
+    assert saved.latest.endswith("step-3")
+
+
+def test_what_a_killed_process_left_is_cleared(tmp_path):
+    (tmp_path / "step-7_temp").mkdir()
+    saved = TrainingState(tmp_path, keep=2, values=[tf.Variable(1.0)])
+    saved.save(1)
+    saved.wait()
+    assert not (tmp_path / "step-7_temp").exists()

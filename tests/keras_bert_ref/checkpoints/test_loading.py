@@ -32,7 +32,7 @@ from keras_bert_ref.errors import (
     ConfigError,
     VocabularyError,
 )
-from keras_bert_ref.training import fast_precision
+from keras_bert_ref.strategies import fast_precision
 from keras_bert_ref.vocabulary import read_vocabulary
 
 OTHERS = FIXTURES / "checkpoints"

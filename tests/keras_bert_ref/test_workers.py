@@ -1,0 +1,210 @@
+"""Several devices and several processes: one mathematics, and defined ends."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keras_bert_ref.errors import ConfigError, WorkerError
+from keras_bert_ref.run_folder import read_metrics
+from keras_bert_ref.strategies import Cluster, make_strategy
+
+PROGRAM = Path(__file__).parents[1] / "training_process.py"
+
+
+def free_ports(count):
+    with contextlib.ExitStack() as open_:
+        sockets = [open_.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("localhost", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def start(folder, settings, *, worker=None, ports=()):
+    """Starts the program, as one of the workers at `ports` or alone."""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment.pop("TF_CONFIG", None)
+    if worker is not None:
+        cluster = {"worker": [f"localhost:{port}" for port in ports]}
+        task = {"type": "worker", "index": worker}
+        environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+        settings = {"strategy": "multi-worker", **settings}
+    return subprocess.Popen(
+        [sys.executable, "-P", PROGRAM, folder, json.dumps(settings)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def start_two(folder, settings, others=None):
+    ports = free_ports(2)
+    each = (settings, {**settings, **(others or {})})
+    return [start(folder, one, worker=n, ports=ports) for n, one in enumerate(each)]
+
+
+def ended(process, seconds=300):
+    """Returns the exit code, output and errors of a process that must end by itself."""
+    try:
+        output, errors = process.communicate(timeout=seconds)
+    finally:
+        process.kill()
+    return process.returncode, output, errors
+
+
+def succeed(*processes):
+    for process in processes:
+        code, _, errors = ended(process)
+        assert code == 0, errors[-3000:]
+
+
+def wait_for_step(process, step):
+    for line in process.stdout:
+        if line.split() and int(line.split()[-1]) >= step:
+            return
+    raise AssertionError(process.stderr.read()[-3000:])
+
+
+def weights(folder):
+    with np.load(folder / "weights.npz") as stored:
+        return [stored[name] for name in stored.files]
+
+
+@pytest.mark.slow
+def test_devices_workers_and_micro_batches_train_as_one(tmp_path):
+    """The same losses, metrics and weights over twenty steps, however the work is divided."""
+    every = {"log_every": 1, "evaluate_every": 10}
+    parts = [1, 2, 4]
+    alone = start(tmp_path / "one", {"parts": parts, **every})
+    mirrored = {"strategy": "mirrored", "devices": 2, "parts": parts, **every}
+    succeed(alone, start(tmp_path / "mirrored", mirrored))
+    succeed(*start_two(tmp_path / "workers", {"parts": parts, **every}))
+    expected = weights(tmp_path / "one/1")
+    lines = read_metrics(tmp_path / "one/1/metrics.jsonl")
+    assert len(lines) == 22
+    for kind in ("one", "mirrored", "workers"):
+        for count in parts:
+            folder = tmp_path / kind / str(count)
+            for left, right in zip(expected, weights(folder), strict=True):
+                np.testing.assert_allclose(left, right, atol=3e-5)
+            found = read_metrics(folder / "metrics.jsonl")
+            for left, right in zip(lines, found, strict=True):
+                assert left == pytest.approx(right, rel=1e-4), (kind, count)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_ends_the_others_and_the_job_goes_on(tmp_path):
+    every = {"checkpoint_every": 5, "log_every": 5, "dropout": 0.1}
+    succeed(*start_two(tmp_path / "whole", every))
+
+    first, second = start_two(tmp_path / "parts", {**every, "pause": 0.3})
+    wait_for_step(second, 8)
+    second.kill()
+    killed = time.monotonic()
+    code, _, errors = ended(first, seconds=60)
+    assert code == 1, errors[-3000:]
+    assert "WorkerError: worker 1 of this job has ended" in errors
+    assert "training goes on from" in errors
+    assert "step-5" in errors or "step-10" in errors
+    assert time.monotonic() - killed < 45
+    ended(second)
+
+    succeed(*start_two(tmp_path / "parts", every))
+    for left, right in zip(
+        weights(tmp_path / "whole/1"), weights(tmp_path / "parts/1"), strict=True
+    ):
+        np.testing.assert_allclose(left, right, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_one_worker_told_to_end_ends_all_with_their_state_saved(tmp_path):
+    first, second = start_two(tmp_path, {"pause": 0.3})
+    wait_for_step(second, 3)
+    second.send_signal(signal.SIGTERM)
+    for process in (first, second):
+        code, _, errors = ended(process)
+        assert code == 75, errors[-3000:]
+        assert "told to end (SIGTERM) at step" in errors
+    assert list(tmp_path.glob("1/checkpoints/step-*.index"))
+
+
+@pytest.mark.slow
+def test_workers_with_different_settings_are_told(tmp_path):
+    for process in start_two(tmp_path, {}, {"rate": 1e-3}):
+        code, _, errors = ended(process)
+        assert code == 1
+        assert "rate is 0.01 in the first and 0.001 in that one" in errors
+
+
+@pytest.mark.slow
+def test_a_loss_that_one_worker_alone_sees_rolls_all_back(tmp_path):
+    """Step 13 is spoiled on the last replica: the run leaves out what followed step 10."""
+    every = {"checkpoint_every": 5, "on_divergence": "roll-back", "spoiled": [12]}
+    for process in (processes := start_two(tmp_path, every)):
+        code, _, errors = ended(process)
+        assert code == 0, errors[-3000:]
+        assert "not finite at step 13: training goes on from step 10" in errors
+    assert len(processes) == 2
+    assert all(np.isfinite(value).all() for value in weights(tmp_path / "1"))
+
+
+def test_an_unreachable_worker_is_named(monkeypatch):
+    here, there = free_ports(2)
+    cluster = Cluster((f"localhost:{here}", f"localhost:{there}"), 0)
+    began = time.monotonic()
+    with pytest.raises(WorkerError, match=f"no answer from worker 1 .localhost:{there}."):
+        cluster.wait(1)
+    assert time.monotonic() - began < 10
+    with socket.socket() as taken:
+        taken.bind(("", here))
+        taken.listen()
+        with pytest.raises(WorkerError, match="cannot listen at localhost:"):
+            cluster.wait(1)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("{", "is no JSON"),
+        ("[]", "lacks cluster or task"),
+        ('{"cluster": {"worker": ["a:1"]}}', "lacks cluster or task"),
+        ('{"cluster": {"ps": ["a:1"]}, "task": {}}', "has ps"),
+        ('{"cluster": {"worker": ["a"]}, "task": {}}', "not host:port"),
+        ('{"cluster": {"worker": "a:1"}, "task": {}}', "not host:port"),
+        ('{"cluster": {"worker": ["a:1", "a:1"]}, "task": {}}', "twice"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}', "task"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "chief", "index": 0}}', "task"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": "0"}}', "task"),
+    ],
+)
+def test_tf_config_that_is_wrong(monkeypatch, text, fault):
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(ConfigError, match=f"TF_CONFIG.*{fault}"):
+        make_strategy("multi-worker")
+
+
+def test_tf_config_names_the_chief_first(monkeypatch):
+    cluster = {"worker": ["a:1", "b:2"], "chief": ["c:3"]}
+    task = {"type": "worker", "index": 1}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+    assert Cluster.from_environment() == Cluster(("c:3", "a:1", "b:2"), 2)
+    monkeypatch.delenv("TF_CONFIG")
+    assert Cluster.from_environment() is None
+    with pytest.raises(ConfigError, match="needs TF_CONFIG"):
+        make_strategy("multi-worker")
+
+
+def test_a_tpu_that_is_not_there():
+    with pytest.raises(ConfigError, match="there is no TPU"):
+        make_strategy("tpu")
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        make_strategy("mirrored", tpu="local")
