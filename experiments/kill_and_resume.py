@@ -37,7 +37,7 @@ def start(data, out, config, steps):
         "batch-size": 8,
         "learning-rate": 1e-3,
         "checkpoint-every": 5,
-        "log-every": 10,
+        "log-every": 5,  # no rarer than checkpoints: a mean begins anew where a run goes on
         "evaluate-every": steps // 4,
     }
     for name, value in options.items():

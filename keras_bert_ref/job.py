@@ -1,15 +1,18 @@
 """The processes of one training job: what they tell each other, besides gradients."""
 
+import contextlib
 import json
+import re
 
 from keras_bert_ref._tensorflow import tf
-from keras_bert_ref.errors import ConfigError
+from keras_bert_ref.errors import ConfigError, WorkerError
+from keras_bert_ref.files import first_line
 
 
 class Job:
     """All processes that train one model under a strategy; mostly there is one.
 
-    Every method must be called by all of them, in the same order.
+    `mean`, `wait` and `check_same` must be called by all of them, in the same order.
 
     Args:
         strategy: a `tf.distribute.Strategy`.
@@ -22,10 +25,11 @@ class Job:
     def __init__(self, strategy):
         self.strategy = strategy
         self.is_first = strategy.extended.should_checkpoint
-        several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        self.size = strategy.cluster_resolver.cluster_spec().num_tasks("worker") if several else 1
-        if several and "chief" in strategy.cluster_resolver.cluster_spec().jobs:
-            self.size += 1
+        self.size, self._name = 1, None
+        if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            resolver = strategy.cluster_resolver
+            self.size = sum(map(len, resolver.cluster_spec().as_dict().values()))
+            self._name = f"{resolver.task_type} {resolver.task_id}"
         self._mean = tf.function(self._mean_over_replicas, autograph=False)
 
     def mean(self, *values):
@@ -33,6 +37,10 @@ class Job:
         if self.size == 1:
             return [float(value) for value in values]
         return self._mean(tf.constant(values, tf.float32)).numpy().tolist()
+
+    def any(self, value):
+        """Returns whether a value is true in one process at least."""
+        return self.mean(bool(value))[0] > 0
 
     def wait(self):
         """Waits until all processes have come here."""
@@ -64,6 +72,49 @@ class Job:
                     "version."
                 )
 
+    @contextlib.contextmanager
+    def ending_together(self):
+        """Around what the processes do in step: where one of them ends, so do the others.
+
+        An error of this process is told to the others, which would else wait for it for ever; what
+        the end of another makes TensorFlow say becomes a `WorkerError`.
+        """
+        if self.size == 1:
+            yield
+            return
+        try:
+            yield
+        except tf.errors.OpError as error:
+            if isinstance(error, _LOST) and (found := _COLLECTIVE.search(str(error))):
+                raise self._lost(error, found) from error
+            self._tell_others(error)
+            raise
+        except WorkerError:
+            raise
+        except BaseException as error:
+            self._tell_others(error)
+            raise
+
+    def _tell_others(self, error):
+        from tensorflow.python.eager import context
+
+        message = f"{self._name} ended by {type(error).__name__}: {first_line(error)}"
+        with contextlib.suppress(tf.errors.OpError, ValueError):
+            context.context().report_error_to_cluster(tf.errors.ABORTED, message)
+
+    def _lost(self, error, found):
+        text = str(error)
+        if told := re.search(r"\w+ \d+ ended by [^\n]*", text[found.start() :]):
+            reason = told[0]
+        else:
+            tasks = re.findall(r"/job:(\w+)/replica:0/task:(\d+)", text[found.start() :])
+            names = sorted({f"{job} {task}" for job, task in tasks} - {self._name})
+            reason = f"{', '.join(names) or 'another worker'} has ended or cannot be reached"
+        return WorkerError(
+            f"{reason}: see what it printed itself. This worker ends too; start all workers again, "
+            "and training goes on from the last checkpoint"
+        )
+
     def _mean_over_replicas(self, values):
         def reduce():
             context = tf.distribute.get_replica_context()
@@ -85,3 +136,14 @@ class Job:
         lengths, codes = (self.strategy.experimental_local_results(x)[0].numpy() for x in run())
         parts = tf.split(codes, lengths)
         return ["".join(map(chr, part.numpy())) for part in parts]
+
+
+# What TensorFlow raises in a process when another one has ended, and how its text shows it.
+_LOST = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+)
+_COLLECTIVE = re.compile(r"Collective ops|[Cc]oordination|heartbeat|[Ss]ocket closed|ended by")

@@ -68,7 +68,15 @@ class Memory:
         return sum(dataclasses.astuple(self))
 
 
-def memory(config: BertConfig, rows: int, length: int, predictions: int, precision: str) -> Memory:
+def memory(
+    config: BertConfig,
+    rows: int,
+    length: int,
+    predictions: int,
+    precision: str,
+    *,
+    accumulates: bool = False,
+) -> Memory:
     """Returns what a device needs for a (micro-)batch of so many rows.
 
     Each layer keeps, for a token, its input, query, key and value, the context, two normalized
@@ -81,6 +89,8 @@ def memory(config: BertConfig, rows: int, length: int, predictions: int, precisi
         length: S, of a row.
         predictions: P, masked positions of a row.
         precision: a Keras dtype policy.
+        accumulates: whether there are several micro-batches: their gradients' sum is kept beside
+            the next one's.
     """
     size = COMPUTE_BYTES[precision]
     parameters = count_parameters(config)
@@ -93,7 +103,7 @@ def memory(config: BertConfig, rows: int, length: int, predictions: int, precisi
     return Memory(
         weights=4.0 * parameters,
         optimizer=8.0 * parameters,
-        gradients=4.0 * parameters,
+        gradients=(8.0 if accumulates else 4.0) * parameters,
         copies=0.0 if size == 4 else float(size * parameters),
         activations=float(size * tokens * kept * config.num_hidden_layers),
         predictions=float((4 + 4 + size) * rows * predictions * config.vocab_size),
@@ -183,7 +193,7 @@ def plan(
         predictions=predictions,
         tokens=tokens,
         flops=flops,
-        memory=memory(config, rows, length, predictions, precision),
+        memory=memory(config, rows, length, predictions, precision, accumulates=micro_batches > 1),
         tokens_per_second=tokens / seconds,
         hours=seconds / 3600,
     )

@@ -14,14 +14,17 @@ class MetricsLog:
 
     Args:
         folder: the run's.
-        step: where the run goes on from. What a previous start logged after its last checkpoint is
-            dropped: it will come again.
+        step: where the run goes on from; see `keep_until`.
     """
 
     def __init__(self, folder, step):
         self.folder = folder
         self._writer = tf.summary.create_file_writer(str(folder / "logs"))
-        path = folder / "metrics.jsonl"
+        self.keep_until(step)
+
+    def keep_until(self, step):
+        """Drops the metrics of later steps: they will come again."""
+        path = self.folder / "metrics.jsonl"
         if path.exists():
             kept = [line for line in read_metrics(path) if line["step"] <= step]
             replace_text(path, "".join(json.dumps(line) + "\n" for line in kept))

@@ -86,6 +86,8 @@ class Cluster:
         for addresses in jobs.values():
             if not isinstance(addresses, list) or not all(map(_is_address, addresses)):
                 raise wrong("has an address that is not host:port")
+        if "chief" in cluster and not jobs["chief"]:
+            raise wrong("has an empty list of chiefs")
         workers = (*jobs["chief"], *jobs["worker"])
         if len(set(workers)) != len(workers):
             raise wrong("names an address twice")
@@ -110,19 +112,17 @@ class Cluster:
         end = time.monotonic() + timeout
         missing = [n for n in range(len(self.workers)) if n != self.index]
         port = int(self.workers[self.index].rpartition(":")[2])
-        with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as here:
-            here.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if socket.has_ipv6:
-                here.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            try:
-                here.bind(("", port))
-                here.listen()
-            except OSError as error:
-                raise WorkerError(
-                    f"worker {self.index} cannot listen at {self.workers[self.index]}: "
-                    f"{error.strerror}; another process, such as a run that has not ended yet, "
-                    "may use the port"
-                ) from None
+        try:
+            both = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if both else socket.AF_INET
+            here = socket.create_server(("", port), family=family, dualstack_ipv6=both)
+        except OSError as error:
+            raise WorkerError(
+                f"worker {self.index} cannot listen at {self.workers[self.index]}: "
+                f"{error.strerror}; another process, such as a run that has not ended yet, may "
+                "use the port"
+            ) from None
+        with here:
             while missing := [n for n in missing if not _answers(self.workers[n])]:
                 if time.monotonic() > end:
                     names = ", ".join(f"{n} ({self.workers[n]})" for n in missing)

@@ -1,5 +1,7 @@
 """What all task models share: an encoder, losses, one training step."""
 
+import numpy as np
+
 from keras_bert_ref._tensorflow import keras, tf
 from keras_bert_ref.config import BertConfig
 from keras_bert_ref.encoder import BertEncoder
@@ -134,25 +136,25 @@ class TaskModel(Pretrained, keras.Model):
         totals = denominators(
             {name: tf.add_n([tf.reduce_sum(w[name]) for w in weights]) for name in weights[0]}
         )
-        gradients = []
+        gradients = None
         for (features, labels), w in zip(micro_batches, weights, strict=True):
+            if gradients is not None:  # one after the other: side by side they would save no memory
+                with tf.control_dependencies([g for g in gradients if g is not None]):
+                    features = tf.nest.map_structure(tf.identity, features)
             with tf.GradientTape() as tape:
                 outputs = self(features, training=True)
                 values = self.loss_values(labels, outputs)
                 loss = self.optimizer.scale_loss(share_of_loss(values, w, totals))
-            gradients.append(tape.gradient(loss, variables))
+            found = tape.gradient(loss, variables)
+            gradients = found if gradients is None else list(map(_sum, gradients, found))
             self.update_metrics(labels, outputs, values, w)
         # A pooler that no loss reads has no gradient, and is left as it is.
-        sums = [
-            (tf.add_n(parts), variable)
-            for *parts, variable in zip(*gradients, variables, strict=True)
-            if parts[0] is not None
-        ]
+        pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
         if not self.optimizer.built:
             self.optimizer.build(variables)
         if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
-            sums = _finite_on_all_replicas(sums)
-        self.optimizer.apply(*zip(*sums, strict=True))
+            pairs = _finite_on_all_replicas(pairs)
+        self.optimizer.apply(*zip(*pairs, strict=True))
         return self.get_metrics_result()
 
     def test_step(self, data):
@@ -188,17 +190,22 @@ class TaskModel(Pretrained, keras.Model):
         return {"loss": tf.add_n(losses), **results} if losses else results
 
 
+def _sum(gradient, other):
+    return None if gradient is None else tf.add_n([gradient, other])
+
+
 def _finite_on_all_replicas(pairs):
     """Returns (gradient, variable) with a gradient that is not finite, if any replica has one.
 
-    Whether an update is passed over, Keras decides by the gradients of each replica alone.
+    Whether an update is passed over, Keras decides by the gradients of one replica alone.
     """
     if tf.distribute.get_strategy().num_replicas_in_sync == 1:
         return pairs
-    # 0 where all are finite, else NaN.
-    nothing = [tf.reduce_sum(0 * tf.convert_to_tensor(gradient)) for gradient, _ in pairs]
+    fine = [tf.reduce_all(tf.math.is_finite(tf.convert_to_tensor(g))) for g, _ in pairs]
+    faults = global_sum(tf.cast(tf.logical_not(tf.reduce_all(fine)), tf.float32))
     (first, variable), *others = pairs
-    return [(first + tf.cast(global_sum(tf.add_n(nothing)), first.dtype), variable), *others]
+    spoiling = tf.where(faults > 0, np.float32("nan"), 0.0)
+    return [(first + tf.cast(spoiling, first.dtype), variable), *others]
 
 
 class OneLossModel(TaskModel):

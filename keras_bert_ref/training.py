@@ -8,19 +8,18 @@ defined end when the loss is no longer finite, the process is told to end, or an
 import contextlib
 import dataclasses
 import functools
-import re
 import signal
 import threading
 import time
 from pathlib import Path
 
+import keras_bert_ref
 from keras_bert_ref._tensorflow import keras, tf
 from keras_bert_ref.errors import (
     BertWarning,
     ConfigError,
     DivergedError,
     PreemptedError,
-    WorkerError,
 )
 from keras_bert_ref.files import writing
 from keras_bert_ref.job import Job
@@ -172,25 +171,30 @@ class Trainer:
             OutputError: the folder cannot be written.
             tf.errors.OpError: the data are damaged; `tfrecords.reader.explain` says where.
         """
-        self.restore()
-        try:
-            with _noticing_sigterm() as terminated:
-                results = self._train(make_dataset, evaluation, report, terminated)
-            self._state.wait()
-        except KeyboardInterrupt:
-            if self.step:
-                self._save()
+        with self.job.ending_together(), noticing_sigterm() as sigterm:
+            self.job.check_same(
+                {
+                    **dataclasses.asdict(self.schedule),
+                    "evaluation": evaluation is not None,
+                    "version": keras_bert_ref.__version__,
+                    "TensorFlow": tf.__version__,
+                }
+            )
+            self.restore()
+            try:
+                results = self._train(make_dataset, evaluation, report, sigterm)
                 self._state.wait()
-            raise
-        except tf.errors.OpError as error:
-            if self.job.size == 1 or not isinstance(error, _BROKEN_CONNECTION):
+            except KeyboardInterrupt:
+                if self.step:
+                    self._save()
+                    self._state.wait()
                 raise
-            raise self._lost_worker(error) from None
-        if evaluation is not None and not results:  # the run had ended before
-            results = self.evaluate(evaluation)
+            if evaluation is not None and not results:  # the run had ended before
+                results = self.evaluate(evaluation)
+            self.job.wait()
         return results
 
-    def _train(self, make_dataset, evaluation, report, terminated):
+    def _train(self, make_dataset, evaluation, report, sigterm):
         schedule, log = self.schedule, None
         if self.job.is_first:
             log = MetricsLog(self.folder, self.step)
@@ -204,27 +208,39 @@ class Trainer:
             self.model.reset_metrics()
             return metrics
 
-        if evaluation is not None and self._owes_evaluation():
+        if evaluation is not None and self.job.any(self._owes_evaluation()):
             results = logged("heldout", self.evaluate(evaluation))
         while (step := self.step) < schedule.steps and not self.stop:
+            # All workers end at the same step, though only one of them may have been told to.
+            steps_per_second, ending = self.job.mean(steps_per_second, sigterm.came)
+            if ending:
+                if step:
+                    self._save()
+                    self._state.wait()
+                place = f"at step {step}, which is saved" if step else "before the first step"
+                raise PreemptedError(
+                    f"told to end (SIGTERM) {place}: the same command goes on from here"
+                )
             due = schedule.next_event(step)
             count = min(due - step, max(1, int(steps_per_second * _SECONDS_PER_CALL)))
             began = time.perf_counter()
-            finite = run(tf.constant(count, tf.int64))
+            fine = run(tf.constant(count, tf.int64))
             done, step = self.step - step, self.step
-            if not finite:
-                roll_backs += 1
-                self._roll_back(roll_backs)
-                run = self._steps_function(make_dataset)
-                continue
             # The first call also traces the step; its time says nothing.
             if steps_per_second or done > 1:
                 steps_per_second = done / (time.perf_counter() - began)
             else:
                 steps_per_second = 1.0
-            # All workers end at the same step, though only one of them may have been told to.
-            steps_per_second, ending = self.job.mean(steps_per_second, terminated.is_set())
             last = step == schedule.steps
+            saves = last or step % schedule.checkpoint_every == 0
+            # A gradient that is not finite spoils the weights before any loss shows it.
+            if not fine or (saves and not self._weights_are_finite()):
+                roll_backs += 1
+                self._roll_back(roll_backs)
+                if log:
+                    log.keep_until(self.step)
+                run = self._steps_function(make_dataset)
+                continue
             evaluates = evaluation is not None and (last or step % schedule.evaluate_every == 0)
             logs = None
             if last or evaluates or step % schedule.log_every == 0:
@@ -234,15 +250,9 @@ class Trainer:
             if evaluates:
                 results = logged("heldout", self.evaluate(evaluation))
             # Last, so that a run which goes on from here has nothing to catch up on.
-            if last or self.stop or ending or step % schedule.checkpoint_every == 0:
+            if saves or self.stop:
                 self._save()
                 roll_backs = 0
-            if ending and not last:
-                self._state.wait()
-                raise PreemptedError(
-                    f"told to end (SIGTERM) at step {step}: saved; the same command goes on from "
-                    "here"
-                )
         return results
 
     def evaluate(self, dataset):
@@ -317,9 +327,11 @@ class Trainer:
             results["skipped_updates"] = self.step - int(self.model.optimizer.iterations.numpy())
         return results
 
+    def _weights_are_finite(self):
+        return all(tf.reduce_all(tf.math.is_finite(v)) for v in self.model.trainable_variables)
+
     def _save(self):
-        # A gradient that is not finite spoils the weights before any loss shows it.
-        if not all(tf.reduce_all(tf.math.is_finite(v)) for v in self.model.trainable_variables):
+        if not self._weights_are_finite():
             raise self._diverged()
         self._state.save(self.step)
 
@@ -329,6 +341,8 @@ class Trainer:
         Raises:
             DivergedError: the schedule says to stop, or it was in vain before.
         """
+        self._state.wait()
+        self.job.wait()  # for the first worker to have written what the others read
         if (
             self.schedule.on_divergence == "stop"
             or count > _ROLL_BACKS
@@ -336,13 +350,12 @@ class Trainer:
         ):
             raise self._diverged()
         step, batch = self.step, int(self._batch.numpy())
-        self.job.wait()  # for the first worker to have written it
         self.restore()
         self._batch.assign(batch)
         self.model.reset_metrics()
         BertWarning.issue(
-            f"the loss was not finite at step {step}: training goes on from step {self.step}, with "
-            "the data that follow"
+            f"the loss or a weight was not finite at step {step}: training goes on from step "
+            f"{self.step}, with the data that follow"
         )
 
     def _diverged(self):
@@ -353,37 +366,33 @@ class Trainer:
             "rate or a longer warmup usually helps."
         )
 
-    def _lost_worker(self, error):
-        found = re.search(
-            r"/job:(\w+)/replica:0/task:(\d+)", str(error).split("Collective ops")[-1]
-        )
-        name = f"{found[1]} {found[2]}" if found else "a worker"
-        return WorkerError(
-            f"{name} of this job has ended or cannot be reached: its own output says why. Start "
-            f"all workers again; training goes on from {self.latest_checkpoint or 'the beginning'}"
-        )
+
+class _Sigterm:
+    """Whether SIGTERM came, as machines that are taken away send it in advance."""
+
+    came = False
+
+    def __call__(self, *_):
+        self.came = True
 
 
-_BROKEN_CONNECTION = (
-    tf.errors.UnavailableError,
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.InternalError,
-)
+_sigterm = None  # the one that notices, if any
 
 
 @contextlib.contextmanager
-def _noticing_sigterm():
-    """Yields an event that SIGTERM sets, as machines that are taken away send it in advance."""
-    terminated = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield terminated  # Python handles signals in the main thread alone
+def noticing_sigterm():
+    """Yields an object whose `came` tells whether SIGTERM came since the outermost of these."""
+    global _sigterm
+    # Python handles signals in the main thread alone.
+    if _sigterm is not None or threading.current_thread() is not threading.main_thread():
+        yield _sigterm or _Sigterm()
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: terminated.set())
+    _sigterm = _Sigterm()
+    before = signal.signal(signal.SIGTERM, _sigterm)
     try:
-        yield terminated
+        yield _sigterm
     finally:
+        _sigterm = None
         signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
 
 

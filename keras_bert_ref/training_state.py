@@ -37,6 +37,9 @@ class TrainingState:
     def latest(self):
         """The checkpoint that `restore` would read; None if there is none."""
         self.wait()
+        return self._latest()
+
+    def _latest(self):
         state = tf.train.get_checkpoint_state(str(self.folder))
         found = state.all_model_checkpoint_paths if state else ()
         # One whose files someone deleted does not count.
@@ -69,8 +72,7 @@ class TrainingState:
         Raises:
             OutputError: the checkpoint before this one could not be written.
         """
-        self.wait()
-        if not self._writes:
+        if not self._writes or (self.latest or "").endswith(f"/step-{number}"):
             return
         if self._copies is None:
             self._make_copies()
@@ -98,7 +100,8 @@ class TrainingState:
                 path.unlink(missing_ok=True)
 
     def _make_copies(self):
-        self._clear("step-*_temp")  # of a process that was killed while it wrote
+        for pattern in ("step-*_temp", "checkpoint.tmp*"):  # of a process killed while it wrote
+            self._clear(pattern)
         with tf.device("/cpu:0"):
             self._copies = tf.nest.map_structure(
                 lambda variable: tf.Variable(tf.convert_to_tensor(variable), trainable=False),
@@ -116,7 +119,9 @@ class TrainingState:
             try:
                 self._manager.save(checkpoint_number=number)
             except tf.errors.OpError as error:
-                self._clear(f"step-{number}[._]*")  # a full disk needs the room
+                if not (self._latest() or "").endswith(f"/step-{number}"):
+                    self._clear(f"step-{number}[._]*")  # a full disk needs the room
+                self._clear("checkpoint.tmp*")
                 raise OutputError(
                     f"the checkpoint of step {number} cannot be written to {self.folder}: "
                     f"{first_line(error)}"

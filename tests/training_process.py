@@ -55,7 +55,8 @@ def dataset(first, share=(0, 1), *, rows=None, spoiled=()):
                 lambda a: np.split(a, parts)[part], batch(number)
             )
             if number in spoiled and part == parts - 1:
-                labels["masked_lm_weights"] *= np.float32("nan")
+                # The loss is no number here, and 0 on other replicas.
+                labels["masked_lm_weights"][:] = np.inf
             yield features, labels
             number += 1
 
@@ -77,6 +78,7 @@ def main(
     pause=0.0,
     timeout=60,
     spoiled=(),
+    fails_at=None,
     batch_size=B,
     **schedule,
 ):
@@ -85,6 +87,7 @@ def main(
 
     from keras_bert_ref import BertAdamW, BertConfig, BertEncoder, BertPretrainer, WarmupLinear
     from keras_bert_ref._tensorflow import keras, tf
+    from keras_bert_ref.errors import RecordError
     from keras_bert_ref.job import Job
     from keras_bert_ref.strategies import make_strategy
     from keras_bert_ref.training import Trainer, TrainingSchedule
@@ -102,7 +105,7 @@ def main(
     config = BertConfig(
         vocab_size=V,
         hidden_size=8,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=2,
         intermediate_size=13,
         max_position_embeddings=11,
@@ -128,6 +131,8 @@ def main(
         def report(step, _metrics):
             print("step", step, flush=True)
             time.sleep(pause)
+            if fails_at is not None and step >= fails_at:
+                raise RecordError("record 7 is damaged")
 
         results = trainer.train(batches, dataset(1000, rows=3).take(5), report=report)
         if job.is_first:

@@ -51,6 +51,7 @@ def answer(texts):
 _RUN = """
 import json, os, sys, time
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # as docs/serving.md advises
 where, precision, source = sys.argv[1:]
 texts = json.load(open(source))
 {contender}

@@ -58,6 +58,8 @@ def plan(
             f"device {device!r} is unknown: choose one of {', '.join(DEVICES)}, or give --peak and "
             "--device-memory"
         )
+    if precision == "float32" and peak is None:
+        raise ConfigError("the peaks known here are of bfloat16: give --peak for float32")
     usual = DEVICES.get(device, (0, 0))
     peak, device_memory = peak or usual[0], device_memory or usual[1]
     sizes = {} if vocab_size is None else {"vocab_size": vocab_size}

@@ -5,11 +5,13 @@ import dataclasses
 import hashlib
 import os
 import shutil
+import uuid
 from pathlib import Path
 
 from keras_bert_ref.cli.progress import console, progress_bar
 from keras_bert_ref.config import BertConfig
 from keras_bert_ref.errors import ConfigError, OutputError
+from keras_bert_ref.files import writing
 
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 OPTIMIZERS = {"adamw": "BertAdamW", "lamb": "Lamb"}
@@ -59,7 +61,10 @@ class Recipe:
         """
         if not long:
             if self.long_steps is not None or self.long_micro_batches is not None:
-                raise ConfigError("long_steps and long_micro_batches are of --long-data: name it")
+                raise ConfigError(
+                    "long_steps and long_micro_batches are of a phase on longer rows, which this "
+                    "run has not: name --long-data"
+                )
             return [(0, self.steps, self.micro_batches)]
         last = self.steps // 10 if self.long_steps is None else self.long_steps
         if not 1 <= last < self.steps:
@@ -134,42 +139,48 @@ def run(
     rate = optimization.WarmupLinear(recipe.learning_rate, recipe.steps, recipe.warmup)
     strategy = make_strategy(strategy, tpu=tpu, timeout=worker_timeout)
     job = Job(strategy)
-    if job.is_first:
-        _check_place(out, phases)
-        check_free(out / "model", overwrite=True)
-    rows = _rows_per_replica(recipe, phases, strategy.num_replicas_in_sync)
     settings = {
         **dataclasses.asdict(recipe),
         "config": config.to_dict(),
         "init_from": init_from,
-        "data": phases[0].fingerprint(),
-        "long_data": phases[1].fingerprint() if long_data else None,
+        "data": _fingerprint(phases[0].shards),
+        "long_data": _fingerprint(phases[1].shards) if long_data else None,
         "vocabulary": tokenizer.vocabulary_sha256,
     }
-    job.check_same(settings)
-    keras.utils.set_random_seed(recipe.seed)
-    with strategy.scope():
-        model = _model(config, recipe, phases[0].next_sentence, init_from)
-        model.compile(optimizer=getattr(optimization, OPTIMIZERS[recipe.optimizer])(rate))
+    with job.ending_together(), training.noticing_sigterm():
+        held_out = [phase.held_out and _fingerprint(phase.held_out) for phase in phases]
+        job.check_same({**settings, **every, "held_out": held_out})
+        rows = _rows_per_replica(recipe, phases, strategy.num_replicas_in_sync)
+        if job.is_first:
+            _check_place(out, phases)
+            check_free(out / "model", overwrite=True)
+        keras.utils.set_random_seed(recipe.seed)
+        with strategy.scope():
+            model = _model(config, recipe, phases[0].next_sentence, init_from)
+            model.compile(optimizer=getattr(optimization, OPTIMIZERS[recipe.optimizer])(rate))
+        if job.size > 1:
+            job.check_same({"weights to start from": _digest(model)})
+        # All settings have proven good; only now is anything deleted or written.
+        if job.is_first:
+            if overwrite and out.exists():
+                _delete(out)
+            run_folder.hold_settings(out, settings)
+            _introduce(phases, model, recipe, job)
+        else:
+            console.print("training; the first worker shows progress")
+        job.wait()
+        results = _train(job, model, out, phases, schedules, rows, recipe, config)
+        if job.is_first:
+            model.tokenizer = tokenizer
+            model.save_pretrained(out / "model", overwrite=True)
+        job.wait()
+    return results if job.is_first else None
 
-    # All settings have proven good; only now is anything deleted or written.
-    if job.is_first:
-        if overwrite and out.exists():
-            shutil.rmtree(out)
-        run_folder.hold_settings(out, settings)
-        for phase in phases:
-            console.print(
-                f"steps {phase.first:,} – {phase.last:,}: {sum(phase.shards.records):,} rows of "
-                f"{phase.shards.max_seq_length}"
-            )
-        console.print(
-            f"{model.count_params():,} parameters, {recipe.precision}, {job.size} "
-            f"{'process' if job.size == 1 else 'workers'}, {strategy.num_replicas_in_sync} "
-            f"device{'s' * (strategy.num_replicas_in_sync > 1)}"
-        )
-    else:
-        console.print("training; the first worker shows progress")
-    job.wait()
+
+def _train(job, model, out, phases, schedules, rows, recipe, config):
+    """Trains one phase after the other; returns the last metrics."""
+    from keras_bert_ref.training import Trainer
+
     with progress_bar("steps", disable=not job.is_first) as bars:
         bar = bars.add_task("", total=recipe.steps, note="")
 
@@ -178,9 +189,9 @@ def run(
             bars.update(bar, completed=step, **note)
 
         for phase, schedule in zip(phases, schedules, strict=True):
-            trainer = training.Trainer(model, out, schedule)
+            trainer = Trainer(model, out, schedule)
             done = trainer.restore()
-            if done >= phase.last < recipe.steps:
+            if done > phase.last:
                 continue
             if done > phase.first and job.is_first:
                 console.print(f"continuing from {trainer.latest_checkpoint}", markup=False)
@@ -190,11 +201,37 @@ def run(
                     phase.evaluation(recipe.batch_size, config.vocab_size),
                     report=report,
                 )
-    if job.is_first:
-        model.tokenizer = tokenizer
-        model.save_pretrained(out / "model", overwrite=True)
-    job.wait()
-    return results if job.is_first else None
+    return results
+
+
+def _introduce(phases, model, recipe, job):
+    """Says what is about to be trained."""
+    for phase in phases:
+        console.print(
+            f"steps {phase.first:,} – {phase.last:,}: {sum(phase.shards.records):,} rows of "
+            f"{phase.shards.max_seq_length}"
+        )
+    devices = job.strategy.num_replicas_in_sync
+    console.print(
+        f"{model.count_params():,} parameters, {recipe.precision}, on {devices} "
+        f"{'device' if devices == 1 else 'devices'}"
+        + (f" of {job.size} workers" if job.size > 1 else "")
+    )
+
+
+def _delete(folder):
+    """Deletes a run, so that a half deleted one never stands in its place."""
+    old = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.old")
+    with writing(folder):
+        folder.rename(old)
+        shutil.rmtree(old)
+
+
+def _digest(model):
+    found = hashlib.sha256()
+    for variable in model.variables:
+        found.update(variable.numpy().tobytes())
+    return found.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,15 +282,6 @@ class _Phase:
             drop_remainder=False,
             vocab_size=vocab_size,
         )
-
-    def fingerprint(self):
-        """Names the data: what was written, not where it lies."""
-        shards = self.shards
-        files = [
-            (os.path.basename(f), n) for f, n in zip(shards.files, shards.records, strict=True)
-        ]
-        manifest = shards.manifest and dataclasses.asdict(shards.manifest)
-        return hashlib.sha256(repr((files, shards.bytes, manifest)).encode()).hexdigest()
 
 
 def _open_phases(data, long_data, recipe):
@@ -386,7 +414,9 @@ def _check_sizes(config, tokenizer, phases):
 
 def _check_place(out, phases):
     """Makes sure that `out` is free, or holds a run and not the data."""
-    free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    names = {path.name for path in out.iterdir()} if out.is_dir() else {out.name}
+    # One that was killed while it began leaves no more than this.
+    free = not out.exists() or names <= {"run.json.part"}
     if not free and not (out / "run.json").is_file():
         raise OutputError(f"{out} is in use and holds no run: choose another folder")
     files = [Path(file).resolve() for phase in phases for file in phase.shards.files]
@@ -403,3 +433,10 @@ def _rows_per_replica(recipe, phases, replicas):
                 f"{phase.micro_batches} micro-batches"
             )
     return rows
+
+
+def _fingerprint(shards):
+    """Names the data: what was written, not where it lies."""
+    files = [(os.path.basename(f), n) for f, n in zip(shards.files, shards.records, strict=True)]
+    manifest = shards.manifest and dataclasses.asdict(shards.manifest)
+    return hashlib.sha256(repr((files, shards.bytes, manifest)).encode()).hexdigest()
