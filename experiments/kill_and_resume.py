@@ -81,7 +81,7 @@ def main(
     data: Annotated[Path, typer.Argument(help="A folder that create-data made.")],
     out: Annotated[Path, typer.Option(help="The folder of both runs.")],
     kills: Annotated[int, typer.Option(min=1, help="How often the run is killed.")] = 20,
-    steps: Annotated[int, typer.Option(min=8, help="Of both runs.")] = 400,
+    steps: Annotated[int, typer.Option(min=8, help="Of both runs.")] = 1000,
     seed: Annotated[int, typer.Option(help="Of the moments.")] = 0,
 ):
     """Prints what differs between the two runs, and exits with 1 if anything does."""
@@ -99,13 +99,21 @@ def main(
     )
     config.to_json(out / "config.json")
     began = time.monotonic()
-    finish(start(data, out / "whole", out / "config.json", steps))
-    seconds = time.monotonic() - began
+    process = start(data, out / "whole", out / "config.json", steps)
+    while process.poll() is None and not list((out / "whole/checkpoints").glob("*.index")):
+        time.sleep(0.05)
+    starting = time.monotonic() - began
+    finish(process)
+    training = time.monotonic() - began - starting
     moments = random.Random(seed)
     found = []
     for _ in track(range(kills), description="killing"):
         process = start(data, out / "killed", out / "config.json", steps)
-        time.sleep(moments.uniform(0, seconds))
+        # One in five while it starts; the others spread over the whole run.
+        seconds = moments.uniform(0, starting)
+        if moments.random() < 0.8:
+            seconds = starting + moments.uniform(0, 2 * training / kills)
+        time.sleep(seconds)
         process.kill()
         process.wait()
         process.stderr.close()
@@ -114,8 +122,8 @@ def main(
     finish(start(data, out / "killed", out / "config.json", steps))
     differing = compare(final_state(out / "whole"), final_state(out / "killed"))
     console.print(
-        f"{kills} kills within {seconds:.0f} s each; the last checkpoint after each: "
-        f"{', '.join(map(str, found))} of {steps}"
+        f"at one go: {starting:.0f} s to start, {training:.0f} s to train. {kills} kills, the last "
+        f"checkpoint after each: {', '.join(map(str, found))} of {steps}"
     )
     console.print(f"different: {', '.join(differing) or 'nothing, to the bit'}")
     if differing:

@@ -261,7 +261,9 @@ def test_a_run_told_to_end_saves_and_goes_on_to_the_same_bits(tmp_path):
         if step >= 5:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(PreemptedError, match=r"at step \d, which is saved: the same command goes on"):
+    with pytest.raises(
+        PreemptedError, match=r"at step \d, which is saved: the same command goes on"
+    ):
         Trainer(model(), tmp_path / "parts", schedule).train(batches, report=terminate)
     assert signal.getsignal(signal.SIGTERM) is before
     resumed = model(seed=2)

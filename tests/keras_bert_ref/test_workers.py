@@ -13,9 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from keras_bert_ref import BertConfig, BertPretrainer, WordPieceTokenizer
 from keras_bert_ref.errors import ConfigError, WorkerError
 from keras_bert_ref.run_folder import read_metrics
 from keras_bert_ref.strategies import Cluster, make_strategy
+from keras_bert_ref.vocabulary import SPECIAL_PIECES
+from tfrecords.create import create_pretraining_data
+from tfrecords.settings import InstanceSettings
 
 PROGRAM = Path(__file__).parents[1] / "training_process.py"
 
@@ -30,15 +34,20 @@ def free_ports(count):
 
 def start(folder, settings, *, worker=None, ports=()):
     """Starts the program, as one of the workers at `ports` or alone."""
+    if worker is not None:
+        settings = {"strategy": "multi-worker", **settings}
+    return start_python("-P", PROGRAM, folder, json.dumps(settings), worker=worker, ports=ports)
+
+
+def start_python(*arguments, worker=None, ports=()):
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     environment.pop("TF_CONFIG", None)
     if worker is not None:
         cluster = {"worker": [f"localhost:{port}" for port in ports]}
         task = {"type": "worker", "index": worker}
         environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
-        settings = {"strategy": "multi-worker", **settings}
     return subprocess.Popen(
-        [sys.executable, "-P", PROGRAM, folder, json.dumps(settings)],
+        [sys.executable, *map(str, arguments)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -178,6 +187,61 @@ def test_all_replicas_pass_over_an_update_that_one_alone_cannot_make(tmp_path):
         (line, _) = read_metrics(tmp_path / kind / "1/metrics.jsonl")
         assert line["skipped_updates"] == 1
         assert all(np.isfinite(value).all() for value in weights(tmp_path / kind / "1"))
+
+
+@pytest.mark.slow
+def test_two_workers_at_the_command_line(tmp_path):
+    rng = np.random.default_rng(0)
+    words = ["sun", "rain", "wind", "snow"]
+    documents = [
+        "\n".join(" ".join(rng.choice(words, 5)) for _ in range(4)) + "\n" for _ in range(40)
+    ]
+    (tmp_path / "text.txt").write_text("\n".join(documents))
+    create_pretraining_data(
+        tmp_path / "text.txt",
+        WordPieceTokenizer([*SPECIAL_PIECES, *words]),
+        tmp_path / "data",
+        InstanceSettings(max_seq_length=16, max_predictions_per_seq=3, dupe_factor=2),
+        held_out=0.2,
+        shards=3,
+    )
+    BertConfig(
+        vocab_size=9,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=16,
+    ).to_json(tmp_path / "config.json")
+
+    def pretrain(first, second):
+        ports = free_ports(2)
+        command = [
+            *("-c", "from keras_bert_ref.cli import main; main()", "pretrain"),
+            *("--data", tmp_path / "data", "--out", tmp_path / "run", "--batch-size", 8),
+            *("--config", tmp_path / "config.json", "--steps", 4, "--worker-timeout", 120),
+        ]
+        pair = (
+            start_python(*command, *more, worker=number, ports=ports)
+            for number, more in enumerate((first, second))
+        )
+        return [ended(process) for process in list(pair)]
+
+    (code, output, errors), (other_code, other_output, other_errors) = pretrain([], [])
+    assert (code, other_code) == (0, 0), errors + other_errors
+    assert "2 devices of 2 workers" in output and "masked_lm_loss" in output
+    assert "the first worker shows progress" in other_output and "loss" not in other_output
+    model = BertPretrainer.from_pretrained(tmp_path / "run" / "model")
+    assert model.tokenizer.vocab_size == 9
+
+    # Workers that differ from each other, also in what decides only when they meet.
+    for option, name in (("--learning-rate", "learning_rate"), ("--evaluate-every", "evaluate")):
+        for code, _, errors in pretrain([], [option, 3]):
+            assert code == 2 and "the workers differ" in errors and name in errors, errors
+    # Workers that agree, but not with the run that is there: only the first one reads it.
+    (code, _, errors), (other_code, _, other_errors) = pretrain(*[["--learning-rate", 3]] * 2)
+    assert code == 1 and "holds a run with other settings" in errors
+    assert other_code == 1 and "worker 0 ended by CheckpointError" in other_errors, other_errors
 
 
 def test_an_unreachable_worker_is_named(monkeypatch):
