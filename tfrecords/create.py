@@ -21,7 +21,7 @@ from tfrecords.output_folder import output_folder
 from tfrecords.schema import DYNAMIC, record_bytes
 from tfrecords.settings import InstanceSettings
 from tfrecords.shard_job import ShardPlan, WriteShard, permutation, save_split
-from tfrecords.store import TokenStore, build_store
+from tfrecords.store import TokenizeFile, TokenStore, build_store, join_stores
 from tfrecords.workers import ordered_map
 from tfrecords.writer import COMPRESSIONS
 
@@ -42,7 +42,9 @@ def create_pretraining_data(
     held_out: float = 0.0,
     compression: str | None = None,
     dynamic_masking: bool = False,
+    deduplicate: bool = False,
     overwrite: bool = False,
+    runner: Callable | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Manifest:
     """Writes a folder of shards, `vocab.txt` and `manifest.json`.
@@ -68,8 +70,12 @@ def create_pretraining_data(
         compression: None or "GZIP".
         dynamic_masking: Store the pairs of a single pass (`dupe_factor` does not apply), without
             masks; they are drawn anew in every epoch while reading.
+        deduplicate: Leave out documents whose tokens an earlier one has.
         overwrite: Replace `out` if it holds pretraining data; the old data stay until the new are
             complete.
+        runner: What spreads the work, such as a `tfrecords.beam.BeamRunner`, which needs `out` to
+            be on a file system that its workers see; None for this machine's `processes`. The
+            shards are the same.
         progress: Called with the phase ("tokenize" in bytes, then "write" in shards), the amount
             done and the total.
 
@@ -99,19 +105,26 @@ def create_pretraining_data(
     with output_folder(Path(out), overwrite, files) as folder, writing(out):
         store_folder = folder / "store"
         store_folder.mkdir()
-        counts = build_store(
-            store_folder,
-            read_sentences(files, errors=errors, progress=progress.tokenized),
-            tokenizer,
-            split_sentences=split_sentences,
-            processes=processes,
-        )
+        if runner is None:
+            counts = build_store(
+                store_folder,
+                read_sentences(files, errors=errors, progress=progress.tokenized),
+                tokenizer,
+                split_sentences=split_sentences,
+                processes=processes,
+            )
+        else:
+            tokenize = TokenizeFile(store_folder, tokenizer, split_sentences, errors)
+            parts = runner(tokenize, list(enumerate(map(os.path.abspath, files))), folder)
+            counts = join_stores(store_folder, parts)
+            progress.tokenized(sum(source["bytes"] for source in sources))
         if not counts.documents:
             raise CorpusError(f"There is no text in {_names(files)}.")
         store = TokenStore.open(store_folder)
+        kept = store.distinct_documents() if deduplicate else np.arange(counts.documents)
         splits = {
-            name: _SplitDocuments(documents, store)
-            for name, documents in _split(counts.documents, held_out, seed, settings, files).items()
+            name: _SplitDocuments(kept[part], store)
+            for name, part in _split(len(kept), held_out, seed, settings, files).items()
         }
         plans = []
         for name, split in splits.items():
@@ -132,10 +145,14 @@ def create_pretraining_data(
         task = WriteShard(store_folder, folder, settings, tokenizer, seed, compression)
         written = []
         progress.written(0, len(plans))
-        with contextlib.closing(ordered_map(task, plans, processes)) as results:
-            for result in results:
-                written.append(result)
-                progress.written(len(written), len(plans))
+        if runner is None:
+            with contextlib.closing(ordered_map(task, plans, processes)) as results:
+                for result in results:
+                    written.append(result)
+                    progress.written(len(written), len(plans))
+        else:
+            written = runner(task, plans, folder)
+            progress.written(len(written), len(plans))
 
         result = Manifest(
             version=manifest.VERSION,
@@ -155,6 +172,7 @@ def create_pretraining_data(
             split_sentences=split_sentences,
             errors=errors,
             unknown_tokens=counts.unknown_tokens / counts.tokens,
+            duplicates=counts.documents - len(kept),
             splits={
                 name: splits[name].summary(list(part), settings)
                 for name, part in itertools.groupby(written, key=lambda shard: shard.plan.split)

@@ -50,6 +50,7 @@ class Manifest:
     unknown_tokens: float  # share of tokens that are [UNK]
     splits: dict[str, Split]
     warnings: tuple[str, ...]
+    duplicates: int = 0  # documents left out because an earlier one has the same tokens
 
     def save(self, folder: Path) -> None:
         """Writes manifest.json into a folder."""

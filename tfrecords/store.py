@@ -7,15 +7,18 @@ the corpus.
 
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import mmap
+import shutil
+import tempfile
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from tfrecords.corpus import END_OF_DOCUMENT
+from tfrecords.corpus import END_OF_DOCUMENT, read_sentences
 from tfrecords.workers import ordered_map
 
 _BLOCK_CHARACTERS = 1 << 20
@@ -57,6 +60,21 @@ class TokenStore:
     def document_sentences(self, document: int) -> tuple[int, int]:
         """Returns the numbers of the first sentence of a document and of the one after its last."""
         return self.document_starts[document], self.document_starts[document + 1]
+
+    def distinct_documents(self) -> np.ndarray:
+        """Returns the numbers of documents that are no copy of an earlier one, int64, ascending.
+
+        Copies have the same tokens in the same order, wherever their sentences end.
+        """
+        digests = np.empty(self.document_count, np.uint64)
+        for document in range(self.document_count):
+            first, last = (self.sentence_starts[n] for n in self.document_sentences(document))
+            digest = hashlib.blake2b(self.tokens[first:last].tobytes(), digest_size=8).digest()
+            digests[document] = int.from_bytes(digest, "little")
+            if document % 1024 == 0:
+                self.release()
+        _, firsts = np.unique(digests, return_index=True)
+        return np.sort(firsts)
 
     def release(self) -> None:
         """Lets go of the pages read so far; they stay in the system's cache."""
@@ -129,6 +147,69 @@ def build_store(
         array("q", [counts.tokens]).tofile(starts)
         array("q", [counts.sentences]).tofile(documents)
     return counts
+
+
+@dataclasses.dataclass
+class TokenizeFile:
+    """Tokenizes one text into a store of its own, for `join_stores`.
+
+    Any process, or machine that sees the files, can tokenize any of them; twice does no harm.
+    """
+
+    folder: Path
+    tokenizer: object
+    split_sentences: str | None
+    errors: str
+
+    def __call__(self, numbered: tuple[int, str]) -> tuple[str, StoreCounts]:
+        number, file = numbered
+        part = Path(tempfile.mkdtemp(prefix=f".part-{number}.", dir=self.folder))
+        sentences = read_sentences([file], errors=self.errors)
+        counts = build_store(part, sentences, self.tokenizer, split_sentences=self.split_sentences)
+        name = f"part-{number}"
+        try:
+            part.rename(self.folder / name)
+        except OSError:  # another attempt was quicker
+            if not (self.folder / name).is_dir():
+                raise
+            shutil.rmtree(part)
+        return name, counts
+
+
+def join_stores(folder: Path, parts: Iterable[tuple[str, StoreCounts]]) -> StoreCounts:
+    """Joins the stores of several texts to the one `build_store` would make of all of them.
+
+    Args:
+        folder: Where the parts are; each is deleted when it has been taken in.
+        parts: What `TokenizeFile` returned, in the order of the texts.
+    """
+    total = StoreCounts()
+    with contextlib.ExitStack() as stack:
+        files = {}
+
+        def append(name, data):
+            if name not in files:
+                files[name] = stack.enter_context(open(folder / name, "wb"))
+            files[name].write(data)
+
+        for name, counts in parts:
+            for path in sorted((folder / name).iterdir()):
+                if path.suffix == ".int64":
+                    shift = total.tokens if path.stem == "sentences" else total.sentences
+                    # Without the last, which is where the next part begins.
+                    append(path.name, (np.fromfile(path, np.int64)[:-1] + shift).tobytes())
+                else:
+                    with open(path, "rb") as source:
+                        while block := source.read(1 << 24):
+                            append(path.name, block)
+                        append(path.name, b"")
+            shutil.rmtree(folder / name)
+            for field in dataclasses.fields(total):
+                added = getattr(total, field.name) + getattr(counts, field.name)
+                setattr(total, field.name, added)
+        append("sentences.int64", np.int64(total.tokens).tobytes())
+        append("documents.int64", np.int64(total.sentences).tobytes())
+    return total
 
 
 def _blocks(sentences):

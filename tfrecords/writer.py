@@ -9,6 +9,7 @@ import gzip
 import itertools
 import os
 import struct
+import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -110,7 +111,8 @@ class ShardWriter:
             raise ConfigError(f"compression is {compression!r}: it must be None or 'GZIP'.")
         self.path = Path(path)
         self.records = 0
-        self._partial = self.path.with_name(f".{self.path.name}.partial")
+        # A name of its own: a pipeline may have two workers at one shard.
+        self._partial = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex[:8]}.partial")
         self._compression = compression
 
     def __enter__(self) -> "ShardWriter":

@@ -1,6 +1,7 @@
 """`learn-vocab` and `create-data`: raw text to a vocabulary and to TFRecord shards."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,7 @@ import typer
 
 from keras_bert_ref.cli import app
 from keras_bert_ref.cli.progress import console, progress_bar
-from keras_bert_ref.errors import OutputError
+from keras_bert_ref.errors import ConfigError, OutputError
 
 Texts = Annotated[
     list[str],
@@ -97,6 +98,9 @@ def create_data(
         bool,
         typer.Option("--dynamic-masking", help="Mask while reading, afresh in every epoch."),
     ] = False,
+    deduplicate: Annotated[
+        bool, typer.Option("--deduplicate", help="Leave out copies of documents.")
+    ] = False,
     next_sentence: Annotated[
         bool, typer.Option("--nsp/--no-nsp", help="Pairs for NSP, or full sentences in sequence.")
     ] = True,
@@ -120,6 +124,12 @@ def create_data(
         int | None, typer.Option(help="Files to write; by default about 64 MB each.")
     ] = None,
     processes: Annotated[int, typer.Option(help="Processes; the shards are the same for any.")] = 1,
+    runner: Annotated[
+        str, typer.Option(help="local, or beam: Apache Beam, for Flink, Spark, Dataflow.")
+    ] = "local",
+    beam_options: Annotated[
+        str, typer.Option(help="Beam's own, such as '--runner=FlinkRunner --flink_master=…'.")
+    ] = "",
     seed: Annotated[int, typer.Option(help="Of all random draws.")] = 12345,
     overwrite: Overwrite = False,
 ):
@@ -149,8 +159,22 @@ def create_data(
         held_out=held_out,
         compression=compression,
         dynamic_masking=dynamic_masking,
+        deduplicate=deduplicate,
         overwrite=overwrite,
+        runner=_runner(runner, beam_options, processes),
     )
+
+
+def _runner(name, options, processes):
+    if name not in ("local", "beam"):
+        raise ConfigError(f"runner {name!r} is unknown: choose local or beam")
+    if name == "local":
+        if options:
+            raise ConfigError("--beam-options are of --runner beam: name it")
+        return None
+    from tfrecords.beam import BeamRunner
+
+    return BeamRunner(shlex.split(options), processes)
 
 
 def create(texts, tokenizer, out, settings, **options):
@@ -184,6 +208,8 @@ def create(texts, tokenizer, out, settings, **options):
             f"{split.mean_length:.1f}, padding {split.padding:.1%}, random next "
             f"{split.random_next:.1%}"
         )
+    if manifest.duplicates:
+        console.print(f"{manifest.duplicates:,} documents left out: copies of earlier ones")
     for warning in manifest.warnings:
         console.print(f"[yellow]warning:[/] {warning}")
     console.print(f"[UNK] share {manifest.unknown_tokens:.3%}; written to {out}", markup=False)

@@ -184,6 +184,17 @@ def test_two_lengths_that_do_not_fit(folder, tmp_path, capsys):
     assert "on_divergence 'hope' is unknown" in message("--on-divergence", "hope")
 
 
+def test_data_by_a_pipeline(folder, tmp_path, capsys):
+    assert create_data(folder, tmp_path / "data", "--runner", "beam", "--deduplicate") == 0
+    for path in (folder / "data").iterdir():
+        assert (tmp_path / "data" / path.name).read_bytes() == path.read_bytes()
+    capsys.readouterr()
+    assert create_data(folder, tmp_path / "other", "--runner", "spark") == 2
+    assert "choose local or beam" in capsys.readouterr().err
+    assert create_data(folder, tmp_path / "other", "--beam-options", "--runner=SparkRunner") == 2
+    assert "name it" in capsys.readouterr().err
+
+
 def test_a_plan_is_arithmetic(capsys, monkeypatch):
     monkeypatch.setattr(progress.console, "width", 100)
     assert keras_bert_ref("plan", "large", "--devices", 64, "--device", "tpu-v2", "--price", 1) == 0

@@ -297,3 +297,21 @@ def test_an_interrupt_leaves_nothing(tmp_path, tokenizer, settings, text_of):
             )  # fmt: skip
         assert os.listdir(tmp_path) == ["text.txt"]
         assert multiprocessing.active_children() == []
+
+
+def test_copies_of_documents_are_left_out(tmp_path, text_of, tokenizer, settings):
+    """As if they had never been there; a copy may break its lines elsewhere."""
+    documents = text_of(12).split("\n\n")
+    (tmp_path / "once.txt").write_text("\n\n".join(documents))
+    copies = [documents[3], documents[0].replace("\n", " ", 1), documents[3]]
+    (tmp_path / "more.txt").write_text("\n\n".join([*documents, *copies]))
+    made = {}
+    for name, options in (("once", {}), ("more", {"deduplicate": True}), ("more", {})):
+        place = tmp_path / f"{name}{len(made)}"
+        manifest = create_pretraining_data(
+            tmp_path / f"{name}.txt", tokenizer, place, settings, held_out=0.2, **options
+        )
+        shards = [path.read_bytes() for path in sorted(place.glob("*.tfrecord"))]
+        made[len(made)] = manifest.duplicates, manifest.splits["train"].documents, shards
+    assert made[1] == (3, *made[0][1:])
+    assert made[2][0] == 0 and made[2][1] > made[0][1]

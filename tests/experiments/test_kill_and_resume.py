@@ -1,0 +1,44 @@
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from experiments.kill_and_resume import compare, main
+from keras_bert_ref.tokenization import WordPieceTokenizer
+from keras_bert_ref.vocabulary import SPECIAL_PIECES
+from tfrecords.create import create_pretraining_data
+from tfrecords.settings import InstanceSettings
+
+
+@pytest.mark.slow
+def test_a_run_killed_three_times_ends_with_the_same_bits(tmp_path):
+    import typer
+
+    rng = np.random.default_rng(0)
+    words = ["sun", "rain", "wind", "snow"]
+    documents = [
+        "\n".join(" ".join(rng.choice(words, 5)) for _ in range(4)) + "\n" for _ in range(40)
+    ]
+    (tmp_path / "text.txt").write_text("\n".join(documents))
+    create_pretraining_data(
+        tmp_path / "text.txt",
+        WordPieceTokenizer([*SPECIAL_PIECES, *words]),
+        tmp_path / "data",
+        InstanceSettings(max_seq_length=16, max_predictions_per_seq=3, dupe_factor=2),
+        held_out=0.2,
+    )
+    app = typer.Typer()
+    app.command()(main)
+    arguments = [tmp_path / "data", "--out", tmp_path / "runs", "--kills", 3, "--steps", 60]
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    assert result.exit_code == 0, result.output
+    assert "nothing, to the bit" in result.output
+    metrics = (tmp_path / "runs/killed/metrics.jsonl").read_text().splitlines()
+    assert json.loads(metrics[-1])["step"] == 60
+
+
+def test_what_differs_is_named():
+    one = {"a": np.ones(2), "b": np.ones(3)}
+    other = {"a": np.ones(2), "b": np.array([1, 1, 1 + 1e-9]), "c": np.ones(1)}
+    assert compare((one, []), (other, [1])) == ["b", "c", "metrics.jsonl"]

@@ -1,0 +1,84 @@
+"""The same shards from an Apache Beam pipeline as from this machine's processes."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from keras_bert_ref.errors import BertError, ConfigError, CorpusError
+from tfrecords.beam import BeamRunner
+from tfrecords.create import create_pretraining_data
+from tfrecords.store import TokenizeFile, build_store, join_stores
+
+pytest.importorskip("apache_beam")
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def square(number):
+    return number**2
+
+
+def fail(number):
+    raise CorpusError(f"text {number} is no text")
+
+
+def break_down(number):
+    raise ZeroDivisionError("a fault of ours")
+
+
+def test_results_come_in_order(tmp_path):
+    assert BeamRunner()(square, range(7), tmp_path) == [n**2 for n in range(7)]
+    assert not list(tmp_path.iterdir())
+
+
+def test_errors_of_workers_are_raised_here(tmp_path):
+    with pytest.raises(CorpusError, match="text 3 is no text"):
+        BeamRunner()(fail, [3], tmp_path)
+    with pytest.raises(BertError, match=r"Beam pipeline failed on FnApiRunner.*a fault of ours"):
+        BeamRunner()(break_down, [3], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_shards_are_the_same(corpus, tmp_path, tokenizer, settings, processes):
+    options = {"shards": 3, "held_out": 0.1, "seed": 5}
+    create_pretraining_data(corpus / "*.txt", tokenizer, tmp_path / "local", settings, **options)
+    told = []
+    create_pretraining_data(
+        corpus / "*.txt",
+        tokenizer,
+        tmp_path / "beam",
+        settings,
+        **options,
+        runner=BeamRunner(processes=processes),
+        progress=lambda *what: told.append(what),
+    )
+    assert files_of(tmp_path / "beam") == files_of(tmp_path / "local")
+    assert told[-1] == ("write", 4, 4)
+
+
+def test_joined_stores_are_the_store_of_all(corpus, tmp_path, tokenizer):
+    from tfrecords.corpus import read_sentences
+
+    (corpus / "nothing").write_text("\n\n")
+    files = [corpus / "1.txt", corpus / "nothing", corpus / "2.txt"]
+    for name in ("whole", "joined"):
+        (tmp_path / name).mkdir()
+    counts = build_store(tmp_path / "whole", read_sentences(files), tokenizer)
+    tokenize = TokenizeFile(tmp_path / "joined", tokenizer, None, "strict")
+    parts = [tokenize((number, str(file))) for number, file in enumerate(files)]
+    parts[1] = tokenize((1, str(files[1])))  # a pipeline may do a thing twice
+    assert join_stores(tmp_path / "joined", parts) == counts
+    assert files_of(tmp_path / "joined") == files_of(tmp_path / "whole")
+    (corpus / "nothing").unlink()
+    assert np.fromfile(tmp_path / "joined" / "sentences.int64", np.int64)[-1] == counts.tokens
+
+
+def test_what_beam_cannot_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "apache_beam", None)
+    monkeypatch.setitem(sys.modules, "apache_beam.options.pipeline_options", None)
+    with pytest.raises(ConfigError, match=r"pip install 'keras-bert-ref\[beam\]'"):
+        BeamRunner()

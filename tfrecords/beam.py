@@ -1,0 +1,120 @@
+"""Work spread over machines: `ordered_map` as an Apache Beam pipeline.
+
+Beam runs the same pipeline in this process, in several of this machine, or on Flink, Spark or
+Dataflow, which start workers, try again what failed, and know nothing of tokens. All workers must
+see one file system: a corpus's store is read at random places, and that is where it lies.
+"""
+
+import dataclasses
+import functools
+import logging
+import os
+import pickle
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from keras_bert_ref.errors import BertError, ConfigError
+
+
+class BeamRunner:
+    """Runs a task over items as a Beam pipeline.
+
+    Args:
+        options: Beam's own, such as `["--runner=FlinkRunner", "--flink_master=host:8081"]`. Without
+            `--runner`, the pipeline runs on this machine.
+        processes: Of this machine, where no runner is named.
+
+    Raises:
+        ConfigError: Apache Beam is not installed, or does not know an option.
+    """
+
+    def __init__(self, options: Sequence[str] = (), processes: int = 1):
+        try:
+            from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+        except ImportError:
+            raise ConfigError(
+                "the runner beam needs Apache Beam: pip install 'keras-bert-ref[beam]'"
+            ) from None
+        options = list(options)
+        local = not any(option.split("=")[0] == "--runner" for option in options)
+        if local and processes > 1:
+            options += [
+                f"--direct_num_workers={processes}",
+                "--direct_running_mode=multi_processing",
+            ]
+        self._options = PipelineOptions(options)
+        # By name: Beam's own default downloads a program.
+        self._runner = "FnApiRunner" if local else None
+        self.name = self._runner or self._options.view_as(StandardOptions).runner
+
+    def __call__(self, task: Callable, items: Sequence, folder: Path) -> list:
+        """Returns `task(item)` for each item, in order.
+
+        Args:
+            task: Picklable; loaded once by each worker.
+            items: Picklable.
+            folder: On the file system that all workers see; what passes through it is deleted.
+
+        Raises:
+            BertError: What the task raised, or that the pipeline failed.
+        """
+        import apache_beam
+
+        mark = uuid.uuid4().hex[:8]
+        results = Path(folder, f"results-{mark}")
+        results.mkdir()
+        task_file = results / "task.pickle"
+        task_file.write_bytes(pickle.dumps(task))
+        run = _Run(str(task_file), str(results))
+        logging.getLogger("apache_beam").setLevel(logging.ERROR)
+        try:
+            with apache_beam.Pipeline(options=self._options, **self._named_runner()) as pipeline:
+                numbered = pipeline | apache_beam.Create(list(enumerate(items)))
+                _ = numbered | apache_beam.Reshuffle() | apache_beam.Map(run)
+        except Exception as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            raise BertError(
+                f"the Beam pipeline failed on {self.name}: {lines[-1] if lines else error!r}"
+            ) from error
+        found = []
+        for number in range(len(items)):
+            path = results / f"{number}.pickle"
+            result = pickle.loads(path.read_bytes())
+            path.unlink()
+            if isinstance(result, Exception):
+                raise result
+            found.append(result)
+        task_file.unlink()
+        results.rmdir()
+        return found
+
+    def _named_runner(self):
+        if self._runner is None:
+            return {}
+        from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+        return {"runner": FnApiRunner()}
+
+
+@dataclasses.dataclass
+class _Run:
+    """Runs the task on an item, in any worker; the result is a file, which appears as a whole."""
+
+    task_file: str
+    results: str
+
+    def __call__(self, numbered):
+        number, item = numbered
+        try:
+            result = _load(self.task_file)(item)
+        except BertError as error:  # not for Beam to try again: the driver raises it
+            result = error
+        part = Path(self.results, f".{number}.{uuid.uuid4().hex[:8]}")
+        part.write_bytes(pickle.dumps(result))
+        os.replace(part, Path(self.results, f"{number}.pickle"))
+
+
+@functools.lru_cache(maxsize=1)
+def _load(task_file):
+    return pickle.loads(Path(task_file).read_bytes())
