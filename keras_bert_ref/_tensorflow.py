@@ -74,4 +74,12 @@ def frozen(function):
     )
 
 
-__all__ = ["frozen", "keras", "tf"]
+def tell_other_processes(message):
+    """Makes what the other processes of a job wait for end, with this message."""
+    from tensorflow.python.eager import context
+
+    with contextlib.suppress(tf.errors.OpError, ValueError):  # no job, or none left
+        context.context().report_error_to_cluster(tf.errors.ABORTED, message)
+
+
+__all__ = ["frozen", "keras", "tell_other_processes", "tf"]

@@ -4,7 +4,7 @@ import contextlib
 import json
 import re
 
-from keras_bert_ref._tensorflow import tf
+from keras_bert_ref._tensorflow import tell_other_processes, tf
 from keras_bert_ref.errors import ConfigError, WorkerError
 from keras_bert_ref.files import first_line
 
@@ -96,11 +96,7 @@ class Job:
             raise
 
     def _tell_others(self, error):
-        from tensorflow.python.eager import context
-
-        message = f"{self._name} ended by {type(error).__name__}: {first_line(error)}"
-        with contextlib.suppress(tf.errors.OpError, ValueError):
-            context.context().report_error_to_cluster(tf.errors.ABORTED, message)
+        tell_other_processes(f"{self._name} ended by {type(error).__name__}: {first_line(error)}")
 
     def _lost(self, error, found):
         text = str(error)
