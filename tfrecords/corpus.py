@@ -15,6 +15,8 @@ from keras_bert_ref.errors import ConfigError, CorpusError
 MAX_LINE_BYTES = 1 << 20
 END_OF_DOCUMENT = ""
 
+TFDS = "tfds:"  # before a data set's name; its split "train" is read
+
 _WILDCARDS = frozenset("*?[")
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
@@ -24,7 +26,8 @@ def corpus_files(patterns: str | os.PathLike | Iterable[str | os.PathLike]) -> l
 
     Args:
         patterns: One or several paths or globs (`**` for all folders below). The matches of a glob
-            are sorted; the patterns keep their order.
+            are sorted; the patterns keep their order. `tfds:NAME` is a data set of
+            tensorflow-datasets, such as `tfds:wikipedia/20230601.en`.
 
     Raises:
         CorpusError: A path or a glob names no file, or names a folder.
@@ -33,9 +36,11 @@ def corpus_files(patterns: str | os.PathLike | Iterable[str | os.PathLike]) -> l
         patterns = [patterns]
     files = {}
     for pattern in map(os.fspath, patterns):
-        if os.path.isdir(pattern):
+        if pattern.startswith(TFDS):
+            found = [pattern]
+        elif os.path.isdir(pattern):
             raise CorpusError(f"{pattern} is a folder: name its files, as in {pattern}/*.txt")
-        if os.path.exists(pattern):
+        elif os.path.exists(pattern):
             found = [pattern]
         elif _WILDCARDS.isdisjoint(pattern):
             raise CorpusError(f"{pattern}: there is no such file.")
@@ -49,6 +54,14 @@ def corpus_files(patterns: str | os.PathLike | Iterable[str | os.PathLike]) -> l
     return list(files)
 
 
+def corpus_bytes(file: str) -> int:
+    """Returns the size of a file, or of a data set's records."""
+    if not file.startswith(TFDS):
+        return os.path.getsize(file)
+    with _open_tfds(file) as (_, info):
+        return _size_of(info)[0]
+
+
 def read_sentences(
     patterns: str | os.PathLike | Iterable[str | os.PathLike],
     *,
@@ -58,7 +71,8 @@ def read_sentences(
     """Yields the sentences of a corpus, and `END_OF_DOCUMENT` (an empty one) after each document.
 
     A document ends at a blank line and at the end of its file. Files may be plain or gzip (told by
-    their first bytes). White space around a sentence is dropped.
+    their first bytes). White space around a sentence is dropped. Of a data set of
+    tensorflow-datasets every `text` is a document, whose lines are its sentences.
 
     Args:
         patterns: As in `corpus_files`.
@@ -69,10 +83,14 @@ def read_sentences(
 
     Raises:
         CorpusError: A file cannot be read, or holds no UTF-8 text of sensible lines.
+        InputError: A data set cannot be read, or has no `text`.
     """
     if errors not in ("strict", "replace"):
         raise ConfigError(f"errors is {errors!r}: it must be 'strict' or 'replace'.")
     for name in corpus_files(patterns):
+        if name.startswith(TFDS):
+            yield from _read_tfds(name, progress or (lambda count: None))
+            continue
         in_document = False
         for sentence in _read_file(name, errors, progress or (lambda count: None)):
             if sentence:
@@ -83,6 +101,36 @@ def read_sentences(
                 yield END_OF_DOCUMENT
         if in_document:
             yield END_OF_DOCUMENT
+
+
+def _open_tfds(name):
+    from keras_bert_ref.tasks.tfds import open_tfds  # which most texts do without
+
+    return open_tfds(name.removeprefix(TFDS), "train", "pretraining")
+
+
+def _size_of(info):
+    """Returns bytes and rows of the split; 0 where its makers do not say."""
+    if "train" not in info.splits:
+        return 0, 0
+    split = info.splits["train"]
+    return split.num_bytes, split.num_examples
+
+
+def _read_tfds(name, progress):
+    """Yields the lines of each text that are not blank, and `END_OF_DOCUMENT` after the last."""
+    with _open_tfds(name) as (rows, info):
+        (total, count), reported = _size_of(info), 0
+        for number, row in enumerate(rows, 1):
+            lines = list(filter(None, map(str.strip, row["text"].splitlines())))
+            if lines:
+                yield from lines
+                yield END_OF_DOCUMENT
+            if number % 1024 == 0:
+                position = min(total, total * number // max(1, count))
+                progress(position - reported)
+                reported = position
+        progress(total - reported)
 
 
 def _read_file(name, errors, progress):

@@ -15,7 +15,7 @@ import numpy as np
 from keras_bert_ref.errors import ConfigError, CorpusError
 from keras_bert_ref.files import writing
 from tfrecords import manifest
-from tfrecords.corpus import corpus_files, read_sentences
+from tfrecords.corpus import TFDS, corpus_bytes, corpus_files, read_sentences
 from tfrecords.manifest import Manifest, Split
 from tfrecords.output_folder import output_folder
 from tfrecords.schema import DYNAMIC, record_bytes
@@ -99,7 +99,7 @@ def create_pretraining_data(
     if compression not in COMPRESSIONS:
         raise ConfigError(f"compression is {compression!r}: it must be None or 'GZIP'.")
     files = corpus_files(patterns)
-    sources = tuple({"file": file, "bytes": os.path.getsize(file)} for file in files)
+    sources = tuple({"file": file, "bytes": corpus_bytes(file)} for file in files)
     progress = _Progress(progress, sum(source["bytes"] for source in sources))
 
     with output_folder(Path(out), overwrite, files) as folder, writing(out):
@@ -115,7 +115,8 @@ def create_pretraining_data(
             )
         else:
             tokenize = TokenizeFile(store_folder, tokenizer, split_sentences, errors)
-            parts = runner(tokenize, list(enumerate(map(os.path.abspath, files))), folder)
+            places = [file if file.startswith(TFDS) else os.path.abspath(file) for file in files]
+            parts = runner(tokenize, list(enumerate(places)), folder)
             counts = join_stores(store_folder, parts)
             progress.tokenized(sum(source["bytes"] for source in sources))
         if not counts.documents:

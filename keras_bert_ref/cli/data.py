@@ -1,6 +1,5 @@
 """`learn-vocab` and `create-data`: raw text to a vocabulary and to TFRecord shards."""
 
-import os
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +13,8 @@ from keras_bert_ref.errors import ConfigError, OutputError
 Texts = Annotated[
     list[str],
     typer.Argument(
-        help="Text files or globs, plain or gzip: a sentence a line, blank line between documents.",
+        help="Text files or globs, plain or gzip: a sentence a line, blank line between documents; "
+        "or tfds:NAME.",
         show_default=False,
     ),
 ]
@@ -55,9 +55,9 @@ def learn_vocab(
 def learn(texts, out, size, lower_case, strip_accents, errors):
     """Learns a vocabulary with a progress bar, writes it to `out` and returns its pieces."""
     from keras_bert_ref.vocabulary import learn_vocabulary, write_vocabulary
-    from tfrecords.corpus import corpus_files, read_sentences
+    from tfrecords.corpus import corpus_bytes, corpus_files, read_sentences
 
-    total = sum(os.path.getsize(file) for file in corpus_files(texts))
+    total = sum(map(corpus_bytes, corpus_files(texts)))
     out.parent.mkdir(parents=True, exist_ok=True)  # now, not after a minute of learning
     with progress_bar("bytes") as bars:
         reading = bars.add_task("counting words", total=total, note="")

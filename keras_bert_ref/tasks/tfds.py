@@ -22,16 +22,33 @@ def read_tfds(task, name, split):
         InputError: there is no such data set or split, it cannot be downloaded, or it is not the
             task's.
     """
-    tfds = _tensorflow_datasets()
     if split not in task.tfds_splits:
         raise InputError(
             f"{task.name} has no split {split!r} in tensorflow-datasets; it has "
             f"{', '.join(task.tfds_splits)}"
         )
+    with open_tfds(name, task.tfds_splits[split], task.name) as (rows, info):
+        return task.from_tfds(rows, info, split)
+
+
+@contextlib.contextmanager
+def open_tfds(name, split, reader):
+    """Yields the rows of a split, dicts of plain values, and tensorflow-datasets' info on the set.
+
+    Args:
+        name: such as "glue/mrpc".
+        split: as tensorflow-datasets names it.
+        reader: who reads, for the message where a row lacks what is read.
+
+    Raises:
+        ConfigError: tensorflow-datasets is not installed.
+        InputError: there is no such data set or split, it cannot be downloaded, or it is damaged.
+    """
+    tfds = _tensorflow_datasets()
     place = f"tfds:{name}"
     with _quiet(tfds):
         try:
-            data, info = tfds.load(name, split=task.tfds_splits[split], with_info=True)
+            data, info = tfds.load(name, split=split, with_info=True)
         except tfds.core.DatasetNotFoundError:
             raise InputError(f"{place}: tensorflow-datasets has no such data set") from None
         except ValueError as error:  # a name, a configuration or a split that is not there
@@ -41,27 +58,27 @@ def read_tfds(task, name, split):
                 f"{place} is not on this machine and cannot be downloaded and prepared: "
                 f"{type(error).__name__}: {first_line(error)}"
             ) from None
-        return task.from_tfds(_rows(tfds.as_numpy(data), place, task), info, split)
+        yield _rows(tfds.as_numpy(data), place, reader), info
 
 
-def _rows(data, place, task):
+def _rows(data, place, reader):
     try:
         for row in data:
-            yield _Row(_plain(row), place, task)
+            yield _Row(_plain(row), place, reader)
     except Exception as error:  # whatever a damaged file comes to
         raise InputError(f"{place} is damaged: {first_line(error)}") from None
 
 
 class _Row(dict):
-    """A row that says so when a task asks for what it has not."""
+    """A row that says so when it is asked for what it has not."""
 
-    def __init__(self, values, place, task):
+    def __init__(self, values, place, reader):
         super().__init__(values)
-        self._place, self._task = place, task
+        self._place, self._reader = place, reader
 
     def __missing__(self, key):
         raise InputError(
-            f"{self._place} has no {key!r}, which {self._task.name} reads; it has {', '.join(self)}"
+            f"{self._place} has no {key!r}, which {self._reader} reads; it has {', '.join(self)}"
         )
 
 
