@@ -18,10 +18,9 @@ from keras_bert_ref._tensorflow import keras, tf
 from keras_bert_ref.checkpoints.opening import open_checkpoint
 from keras_bert_ref.errors import CheckpointWarning, ConfigError, DivergedError, OutputError
 from keras_bert_ref.files import replace_text, writing
-from keras_bert_ref.job import Job
 from keras_bert_ref.optimization import BertAdamW, WarmupLinear
 from keras_bert_ref.run_folder import hold_settings, read_metrics
-from keras_bert_ref.strategies import make_strategy
+from keras_bert_ref.strategies import Cluster, make_strategy
 from keras_bert_ref.tasks.dataset import dataset_of, training_batches
 from keras_bert_ref.tasks.prediction import Predictor, check_fits
 from keras_bert_ref.tasks.registry import describe
@@ -137,9 +136,13 @@ class FineTuning:
         check_labelled(task, dev)
         self.labels = task.labels(train)
         self.dtype, self.patience, self.micro_batches = dtype, patience, micro_batches
+        cluster = Cluster.from_environment()
+        if strategy in ("multi-worker", "tpu") or (cluster and len(cluster.workers) > 1):
+            raise ConfigError(
+                "fine-tuning runs on one machine: leave TF_CONFIG unset, and name one of the "
+                "strategies auto, one-device and mirrored"
+            )
         self.strategy, self.overwrite = make_strategy(strategy), overwrite
-        if Job(self.strategy).size > 1:
-            raise ConfigError("fine-tuning runs on one machine: leave TF_CONFIG unset")
 
     @property
     def results(self):

@@ -5,7 +5,7 @@ import json
 import re
 
 from keras_bert_ref._tensorflow import tell_other_processes, tf
-from keras_bert_ref.errors import ConfigError, WorkerError
+from keras_bert_ref.errors import ConfigError, DivergedError, PreemptedError, WorkerError
 from keras_bert_ref.files import first_line
 
 
@@ -66,11 +66,13 @@ class Job:
                 if first.get(name) != other.get(name)
             ]
             if differing:
-                raise ConfigError(
+                error = ConfigError(
                     f"the workers differ; replica {number} has other settings than the first: "
                     f"{'; '.join(differing)}. Start all workers with the same command, data and "
                     "version."
                 )
+                error.agreed = True
+                raise error
 
     @contextlib.contextmanager
     def ending_together(self):
@@ -89,10 +91,11 @@ class Job:
                 raise self._lost(error, found) from error
             self._tell_others(error)
             raise
-        except WorkerError:
+        except (WorkerError, PreemptedError, DivergedError):  # these, all raise alike
             raise
         except BaseException as error:
-            self._tell_others(error)
+            if not getattr(error, "agreed", False):
+                self._tell_others(error)
             raise
 
     def _tell_others(self, error):

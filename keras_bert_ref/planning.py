@@ -8,14 +8,14 @@ from keras_bert_ref.errors import ConfigError
 # Bytes of a number in the precision that products are computed in.
 COMPUTE_BYTES = {"float32": 4, "mixed_bfloat16": 2, "mixed_float16": 2}
 
-# Makers' data sheets: dense bfloat16 (V100: float16) matrix products in TFLOP/s, memory in GB. A
-# TPU is counted by the chip.
+# Makers' data sheets: dense bfloat16 (V100: float16) matrix products in TFLOP/s, memory in GB. The
+# first TPUs are counted by the core, of which a chip has two, each with half of its memory.
 DEVICES = {
     "v100": (125, 32),
     "a100": (312, 80),
     "h100": (989, 80),
-    "tpu-v2": (45, 16),
-    "tpu-v3": (123, 32),
+    "tpu-v2-core": (22.5, 8),
+    "tpu-v3-core": (61.5, 16),
     "tpu-v4": (275, 32),
     "tpu-v5e": (197, 16),
 }

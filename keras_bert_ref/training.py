@@ -8,6 +8,7 @@ defined end when the loss is no longer finite, the process is told to end, or an
 import contextlib
 import dataclasses
 import functools
+import os
 import signal
 import threading
 import time
@@ -185,8 +186,8 @@ class Trainer:
                 results = self._train(make_dataset, evaluation, report, sigterm)
                 self._state.wait()
             except KeyboardInterrupt:
-                if self.step:
-                    self._save()
+                if self.step and self._weights_are_finite():
+                    self._state.save(self.step)
                     self._state.wait()
                 raise
             if evaluation is not None and not results:  # the run had ended before
@@ -210,13 +211,18 @@ class Trainer:
 
         if evaluation is not None and self.job.any(self._owes_evaluation()):
             results = logged("heldout", self.evaluate(evaluation))
-        while (step := self.step) < schedule.steps and not self.stop:
+        while (step := self.step) < schedule.steps:
             # All workers end at the same step, though only one of them may have been told to.
-            steps_per_second, ending = self.job.mean(steps_per_second, sigterm.came)
+            steps_per_second, ending, stop = self.job.mean(
+                steps_per_second, sigterm.came, self.stop
+            )
+            if (ending or stop) and step:
+                self._save()
+            if stop:
+                break
             if ending:
-                if step:
-                    self._save()
-                    self._state.wait()
+                self._state.wait()
+                self.job.wait()  # for the first worker to have written it
                 place = f"at step {step}, which is saved" if step else "before the first step"
                 raise PreemptedError(
                     f"told to end (SIGTERM) {place}: the same command goes on from here"
@@ -250,7 +256,7 @@ class Trainer:
             if evaluates:
                 results = logged("heldout", self.evaluate(evaluation))
             # Last, so that a run which goes on from here has nothing to catch up on.
-            if saves or self.stop:
+            if saves:
                 self._save()
                 roll_backs = 0
         return results
@@ -287,7 +293,7 @@ class Trainer:
                 fine = tf.math.is_finite(loss)
             else:  # halved at each update that is not finite: below 1 no scale would help
                 fine = tf.convert_to_tensor(self._loss_scale) >= 1
-            return tf.cast(fine, tf.float32)
+            return tf.cast(tf.logical_not(fine), tf.float32)
 
         @tf.function
         def run(count):
@@ -296,7 +302,7 @@ class Trainer:
             # alone may show it.
             while done < count and fine:
                 each = self.strategy.run(train_step, args=next(batches))
-                fine = self.strategy.reduce(tf.distribute.ReduceOp.MEAN, each, axis=None) == 1
+                fine = self.strategy.reduce(tf.distribute.ReduceOp.SUM, each, axis=None) == 0
                 done += 1
                 self._step.assign_add(1)
                 self._batch.assign_add(1)
@@ -381,7 +387,10 @@ _sigterm = None  # the one that notices, if any
 
 @contextlib.contextmanager
 def noticing_sigterm():
-    """Yields an object whose `came` tells whether SIGTERM came since the outermost of these."""
+    """Yields an object whose `came` tells whether SIGTERM came since the outermost of these.
+
+    One that came when there was nothing left to end is sent again at the end of the outermost.
+    """
     global _sigterm
     # Python handles signals in the main thread alone.
     if _sigterm is not None or threading.current_thread() is not threading.main_thread():
@@ -391,9 +400,12 @@ def noticing_sigterm():
     before = signal.signal(signal.SIGTERM, _sigterm)
     try:
         yield _sigterm
+        came = _sigterm.came
     finally:
         _sigterm = None
         signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
+    if came:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _split(batch, parts):

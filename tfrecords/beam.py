@@ -5,11 +5,14 @@ Dataflow, which start workers, try again what failed, and know nothing of tokens
 see one file system: a corpus's store is read at random places, and that is where it lies.
 """
 
+import contextlib
 import dataclasses
 import functools
+import io
 import logging
 import os
 import pickle
+import shutil
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,11 +25,13 @@ class BeamRunner:
 
     Args:
         options: Beam's own, such as `["--runner=FlinkRunner", "--flink_master=host:8081"]`. Without
-            `--runner`, the pipeline runs on this machine.
+            `--runner`, the pipeline runs on this machine. What Beam does not know it passes over,
+            with a warning.
         processes: Of this machine, where no runner is named.
 
     Raises:
-        ConfigError: Apache Beam is not installed, or does not know an option.
+        ConfigError: Apache Beam is not installed, an option has a value that it cannot have, or
+            processes are asked for where a runner is named.
     """
 
     def __init__(self, options: Sequence[str] = (), processes: int = 1):
@@ -43,10 +48,22 @@ class BeamRunner:
                 f"--direct_num_workers={processes}",
                 "--direct_running_mode=multi_processing",
             ]
-        self._options = PipelineOptions(options)
+        elif processes > 1:
+            raise ConfigError(
+                "processes are of this machine: a runner that is named has options of its own, "
+                "such as --parallelism or --num_workers"
+            )
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(said):  # argparse prints, and exits
+                self._options = PipelineOptions(options)
+                named = self._options.view_as(StandardOptions).runner
+        except (SystemExit, ValueError) as error:
+            reason = said.getvalue().strip().splitlines()[-1:] or [str(error)]
+            raise ConfigError(f"Beam cannot read its options: {reason[0]}") from None
         # By name: Beam's own default downloads a program.
         self._runner = "FnApiRunner" if local else None
-        self.name = self._runner or self._options.view_as(StandardOptions).runner
+        self.name = self._runner or named
 
     def __call__(self, task: Callable, items: Sequence, folder: Path) -> list:
         """Returns `task(item)` for each item, in order.
@@ -68,6 +85,7 @@ class BeamRunner:
         task_file.write_bytes(pickle.dumps(task))
         run = _Run(str(task_file), str(results))
         logging.getLogger("apache_beam").setLevel(logging.ERROR)
+        logging.getLogger("apache_beam.options").setLevel(logging.WARNING)
         try:
             with apache_beam.Pipeline(options=self._options, **self._named_runner()) as pipeline:
                 numbered = pipeline | apache_beam.Create(list(enumerate(items)))
@@ -79,14 +97,11 @@ class BeamRunner:
             ) from error
         found = []
         for number in range(len(items)):
-            path = results / f"{number}.pickle"
-            result = pickle.loads(path.read_bytes())
-            path.unlink()
+            result = pickle.loads((results / f"{number}.pickle").read_bytes())
             if isinstance(result, Exception):
                 raise result
             found.append(result)
-        task_file.unlink()
-        results.rmdir()
+        shutil.rmtree(results, ignore_errors=True)  # a worker that was given up may still write
         return found
 
     def _named_runner(self):

@@ -181,6 +181,8 @@ def create_pretraining_data(
             warnings=tuple(_warnings(counts, settings)),
         )
         shutil.rmtree(store_folder)
+        for stray in folder.glob(".*.partial"):  # of a pipeline's worker that was killed
+            stray.unlink(missing_ok=True)
         tokenizer.save_vocabulary(folder / "vocab.txt")
         result.save(folder)
     return result

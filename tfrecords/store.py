@@ -197,7 +197,10 @@ def join_stores(folder: Path, parts: Iterable[tuple[str, StoreCounts]]) -> Store
                 if path.suffix == ".int64":
                     shift = total.tokens if path.stem == "sentences" else total.sentences
                     # Without the last, which is where the next part begins.
-                    append(path.name, (np.fromfile(path, np.int64)[:-1] + shift).tobytes())
+                    starts = np.memmap(path, np.int64, "r")[:-1]
+                    append(path.name, b"")
+                    for first in range(0, len(starts), 1 << 20):
+                        append(path.name, (starts[first : first + (1 << 20)] + shift).tobytes())
                 else:
                     with open(path, "rb") as source:
                         while block := source.read(1 << 24):

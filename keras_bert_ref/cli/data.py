@@ -174,7 +174,11 @@ def _runner(name, options, processes):
         return None
     from tfrecords.beam import BeamRunner
 
-    return BeamRunner(shlex.split(options), processes)
+    try:
+        options = shlex.split(options)
+    except ValueError as error:
+        raise ConfigError(f"--beam-options cannot be read: {error}") from None
+    return BeamRunner(options, processes)
 
 
 def create(texts, tokenizer, out, settings, **options):

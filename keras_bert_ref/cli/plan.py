@@ -39,7 +39,7 @@ def plan(
         int | None, typer.Option(help="Their parts; by default as many.")
     ] = None,
     precision: Annotated[str, typer.Option(help=", ".join(COMPUTE_BYTES))] = "mixed_bfloat16",
-    devices: Annotated[int, typer.Option(help="GPUs, or TPU chips.")] = 8,
+    devices: Annotated[int, typer.Option(help="GPUs, TPU chips, or cores.")] = 8,
     device: Annotated[str, typer.Option(help=f"{', '.join(DEVICES)}.")] = "a100",
     peak: Annotated[
         float | None, typer.Option(help="TFLOP/s of a device, if it is none of these.")
@@ -61,7 +61,8 @@ def plan(
     if precision == "float32" and peak is None:
         raise ConfigError("the peaks known here are of bfloat16: give --peak for float32")
     usual = DEVICES.get(device, (0, 0))
-    peak, device_memory = peak or usual[0], device_memory or usual[1]
+    peak = usual[0] if peak is None else peak
+    device_memory = usual[1] if device_memory is None else device_memory
     sizes = {} if vocab_size is None else {"vocab_size": vocab_size}
     model = read_config(config, **sizes)
     recipe = Recipe(

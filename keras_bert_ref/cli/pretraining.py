@@ -221,6 +221,7 @@ def _introduce(phases, model, recipe, job):
 
 def _delete(folder):
     """Deletes a run, so that a half deleted one never stands in its place."""
+    folder = folder.resolve()
     old = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.old")
     with writing(folder):
         folder.rename(old)

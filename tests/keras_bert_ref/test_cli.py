@@ -197,7 +197,7 @@ def test_data_by_a_pipeline(folder, tmp_path, capsys):
 
 def test_a_plan_is_arithmetic(capsys, monkeypatch):
     monkeypatch.setattr(progress.console, "width", 100)
-    assert keras_bert_ref("plan", "large", "--devices", 64, "--device", "tpu-v2", "--price", 1) == 0
+    assert keras_bert_ref("plan", "large", "--devices", 64, "--device", "tpu-v4", "--price", 1) == 0
     shown = capsys.readouterr().out
     assert "336,226,108 parameters" in shown and "rows of 512" in shown
     assert keras_bert_ref("plan", "--device", "abacus") == 2

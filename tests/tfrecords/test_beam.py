@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from keras_bert_ref.errors import BertError, ConfigError, CorpusError
+from keras_bert_ref.tokenization import WordPieceTokenizer
+from keras_bert_ref.vocabulary import SPECIAL_PIECES
 from tfrecords.beam import BeamRunner
 from tfrecords.create import create_pretraining_data
 from tfrecords.store import TokenizeFile, build_store, join_stores
@@ -75,6 +77,28 @@ def test_joined_stores_are_the_store_of_all(corpus, tmp_path, tokenizer):
     assert files_of(tmp_path / "joined") == files_of(tmp_path / "whole")
     (corpus / "nothing").unlink()
     assert np.fromfile(tmp_path / "joined" / "sentences.int64", np.int64)[-1] == counts.tokens
+
+
+def test_options_that_beam_cannot_read():
+    with pytest.raises(ConfigError, match=r"cannot read its options.*direct_num_workers"):
+        BeamRunner(["--direct_num_workers=x"])
+    with pytest.raises(ConfigError, match="a runner that is named has options of its own"):
+        BeamRunner(["--runner=FlinkRunner"], processes=2)
+
+
+def test_what_a_killed_worker_left_is_cleared(tmp_path):
+    def leaving(task, items, folder):
+        (folder / ".train-00000.1234.partial").write_bytes(b"half")
+        return [task(item) for item in items]
+
+    (tmp_path / "text.txt").write_text("a b .\n\nb a .\n\na a .\n")
+    create_pretraining_data(
+        tmp_path / "text.txt",
+        WordPieceTokenizer([*SPECIAL_PIECES, "a", "b", "."]),
+        tmp_path / "out",
+        runner=leaving,
+    )
+    assert not list((tmp_path / "out").glob(".*"))
 
 
 def test_what_beam_cannot_do(monkeypatch):
