@@ -57,6 +57,7 @@ class BeamRunner:
         try:
             with contextlib.redirect_stderr(said):  # argparse prints, and exits
                 self._options = PipelineOptions(options)
+                self._options.get_all_options()  # reads them all
                 named = self._options.view_as(StandardOptions).runner
         except (SystemExit, ValueError) as error:
             reason = said.getvalue().strip().splitlines()[-1:] or [str(error)]
