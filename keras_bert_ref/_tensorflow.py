@@ -7,7 +7,6 @@ meanwhile is passed on.
 
 import contextlib
 import os
-import platform
 import re
 import sys
 import tempfile
@@ -44,10 +43,6 @@ def _without_startup_notes():
 
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-if platform.machine() in ("x86_64", "AMD64"):
-    # TensorFlow takes oneDNN's kernels by itself only where a CPU has AVX-512; without, they are
-    # faster too (docs/serving.md has figures).
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 if os.environ.setdefault("KERAS_BACKEND", "tensorflow") != "tensorflow":
     raise ConfigError(
         f"KERAS_BACKEND is {os.environ['KERAS_BACKEND']!r}: keras_bert_ref runs on TensorFlow; "
