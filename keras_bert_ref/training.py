@@ -257,7 +257,7 @@ class Trainer:
                 results = logged("heldout", self.evaluate(evaluation))
             # Last, so that a run which goes on from here has nothing to catch up on.
             if saves:
-                self._save()
+                self._state.save(step)  # of weights found finite above
                 roll_backs = 0
         return results
 

@@ -321,7 +321,7 @@ def _explaining(splits, vocab_size):
         ) from error
     except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
         console.print("looking for the record behind this error")
-        for shards in filter(None, splits):
+        for shards in splits:
             if found := explain(error, shards, vocab_size=vocab_size):
                 raise found from error
         raise

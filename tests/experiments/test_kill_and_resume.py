@@ -3,35 +3,18 @@ import re
 
 import numpy as np
 import pytest
+import typer
+from small_data import make_data
 from typer.testing import CliRunner
 
 from experiments.kill_and_resume import compare, main
-from keras_bert_ref.tokenization import WordPieceTokenizer
-from keras_bert_ref.vocabulary import SPECIAL_PIECES
-from tfrecords.create import create_pretraining_data
-from tfrecords.settings import InstanceSettings
 
 
 @pytest.mark.slow
 def test_a_run_killed_three_times_ends_with_the_same_bits(tmp_path):
-    import typer
-
-    rng = np.random.default_rng(0)
-    words = ["sun", "rain", "wind", "snow"]
-    documents = [
-        "\n".join(" ".join(rng.choice(words, 5)) for _ in range(4)) + "\n" for _ in range(40)
-    ]
-    (tmp_path / "text.txt").write_text("\n".join(documents))
-    create_pretraining_data(
-        tmp_path / "text.txt",
-        WordPieceTokenizer([*SPECIAL_PIECES, *words]),
-        tmp_path / "data",
-        InstanceSettings(max_seq_length=16, max_predictions_per_seq=3, dupe_factor=2),
-        held_out=0.2,
-    )
     app = typer.Typer()
     app.command()(main)
-    arguments = [tmp_path / "data", "--out", tmp_path / "runs", "--kills", 3, "--steps", 60]
+    arguments = [make_data(tmp_path), "--out", tmp_path / "runs", "--kills", 3, "--steps", 60]
     result = CliRunner().invoke(app, list(map(str, arguments)))
     assert result.exit_code == 0, result.output
     assert "nothing, to the bit" in result.output

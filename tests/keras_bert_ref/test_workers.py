@@ -13,14 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_data import make_data
 
-from keras_bert_ref import BertConfig, BertPretrainer, WordPieceTokenizer
+from keras_bert_ref import BertConfig, BertPretrainer
 from keras_bert_ref.errors import ConfigError, WorkerError
 from keras_bert_ref.run_folder import read_metrics
 from keras_bert_ref.strategies import Cluster, make_strategy
-from keras_bert_ref.vocabulary import SPECIAL_PIECES
-from tfrecords.create import create_pretraining_data
-from tfrecords.settings import InstanceSettings
 
 PROGRAM = Path(__file__).parents[1] / "training_process.py"
 
@@ -197,20 +195,7 @@ def test_all_replicas_pass_over_an_update_that_one_alone_cannot_make(tmp_path):
 
 @pytest.mark.slow
 def test_two_workers_at_the_command_line(tmp_path):
-    rng = np.random.default_rng(0)
-    words = ["sun", "rain", "wind", "snow"]
-    documents = [
-        "\n".join(" ".join(rng.choice(words, 5)) for _ in range(4)) + "\n" for _ in range(40)
-    ]
-    (tmp_path / "text.txt").write_text("\n".join(documents))
-    create_pretraining_data(
-        tmp_path / "text.txt",
-        WordPieceTokenizer([*SPECIAL_PIECES, *words]),
-        tmp_path / "data",
-        InstanceSettings(max_seq_length=16, max_predictions_per_seq=3, dupe_factor=2),
-        held_out=0.2,
-        shards=3,
-    )
+    data = make_data(tmp_path, shards=3)
     BertConfig(
         vocab_size=9,
         hidden_size=8,
@@ -224,7 +209,7 @@ def test_two_workers_at_the_command_line(tmp_path):
         ports = free_ports(2)
         command = [
             *("-c", "from keras_bert_ref.cli import main; main()", "pretrain"),
-            *("--data", tmp_path / "data", "--out", tmp_path / "run", "--batch-size", 8),
+            *("--data", data, "--out", tmp_path / "run", "--batch-size", 8),
             *("--config", tmp_path / "config.json", "--steps", 4, "--worker-timeout", 120),
         ]
         pair = (
