@@ -54,6 +54,19 @@ def finish(process):
         raise SystemExit(f"the run failed with exit code {process.returncode}: {errors}")
 
 
+def last_checkpoint(out):
+    """Returns the step of a run's last checkpoint, 0 if it has none."""
+    steps = (int(path.stem.split("-")[1]) for path in (out / "checkpoints").glob("*.index"))
+    return max(steps, default=0)
+
+
+def wait_for_checkpoint(process, out):
+    """Waits until a run has written one more checkpoint, or has ended."""
+    before = last_checkpoint(out)
+    while process.poll() is None and last_checkpoint(out) == before:
+        time.sleep(0.05)
+
+
 def final_state(out):
     """Returns name → array of the last checkpoint, and the lines of metrics."""
     from keras_bert_ref._tensorflow import tf
@@ -100,8 +113,7 @@ def main(
     config.to_json(out / "config.json")
     began = time.monotonic()
     process = start(data, out / "whole", out / "config.json", steps)
-    while process.poll() is None and not list((out / "whole/checkpoints").glob("*.index")):
-        time.sleep(0.05)
+    wait_for_checkpoint(process, out / "whole")
     starting = time.monotonic() - began
     finish(process)
     training = time.monotonic() - began - starting
@@ -109,21 +121,22 @@ def main(
     found = []
     for _ in track(range(kills), description="killing"):
         process = start(data, out / "killed", out / "config.json", steps)
-        # One in five while it starts; the others spread over the whole run.
+        # One in five while it starts; the others while it trains, spread over the whole run.
         seconds = moments.uniform(0, starting)
         if moments.random() < 0.8:
-            seconds = starting + moments.uniform(0, 2 * training / kills)
+            wait_for_checkpoint(process, out / "killed")
+            seconds = moments.uniform(0, 2 * training / kills)
         time.sleep(seconds)
         process.kill()
         process.wait()
         process.stderr.close()
-        saved = [int(p.stem.split("-")[1]) for p in (out / "killed/checkpoints").glob("*.index")]
-        found.append(max(saved, default=0))
+        found.append(last_checkpoint(out / "killed"))
     finish(start(data, out / "killed", out / "config.json", steps))
     differing = compare(final_state(out / "whole"), final_state(out / "killed"))
     console.print(
         f"at one go: {starting:.0f} s to start, {training:.0f} s to train. {kills} kills, the last "
-        f"checkpoint after each: {', '.join(map(str, found))} of {steps}"
+        f"checkpoint after each: {', '.join(map(str, found))} of {steps}",
+        soft_wrap=True,
     )
     console.print(f"different: {', '.join(differing) or 'nothing, to the bit'}")
     if differing:
