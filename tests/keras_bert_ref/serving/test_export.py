@@ -31,7 +31,7 @@ from keras_bert_ref import (
     export,
     export_saved_model,
 )
-from keras_bert_ref._tensorflow import tf
+from keras_bert_ref._tensorflow import keras, tf
 from keras_bert_ref.errors import (
     CheckpointWarning,
     ConfigError,
@@ -321,7 +321,10 @@ def test_in_lower_precision(tmp_path, precision):
 def test_real_weights_in_tensorflows_own_loader(program, tmp_path, kind):
     """Thousands of texts: python -m experiments.served_texts."""
     model_class, arguments = checkpoint_models.KINDS[kind if kind in KINDS else "encoder"]
-    if kind == "pretrainer":  # the released weights have no such head
+    if kind == "pretrainer":
+        # The released weights have no such head, and a new one may have two pieces so close to each
+        # other that rounding decides their order. Of this one the nearest are 0.16 % apart.
+        keras.utils.set_random_seed(0)
         encoder = BertEncoder.from_pretrained(minilm())
         model = BertPretrainer(encoder)
         model.tokenizer = encoder.tokenizer
