@@ -248,7 +248,7 @@ class FineTuning:
         )
         trainer = Trainer(model, folder, schedule)
         predictor = Predictor(model, self.task)
-        history = self._history(folder, trainer.restore())
+        history = self._history(folder, trainer.latest_step)
 
         def evaluate():
             predictions = predictor(self.dev)

@@ -7,6 +7,7 @@ import re
 from keras_bert_ref._tensorflow import tell_other_processes, tf
 from keras_bert_ref.errors import ConfigError, DivergedError, PreemptedError, WorkerError
 from keras_bert_ref.files import first_line
+from keras_bert_ref.run_folder import differences
 
 
 class Job:
@@ -60,12 +61,10 @@ class Job:
         texts = self._gather(json.dumps(settings, sort_keys=True))
         first = json.loads(texts[0])
         for number, other in enumerate(map(json.loads, texts)):
-            differing = [
-                f"{name} is {first.get(name)!r} in the first and {other.get(name)!r} in that one"
-                for name in sorted(first.keys() | other.keys())
-                if first.get(name) != other.get(name)
-            ]
-            if differing:
+            if differing := [
+                f"{name} is {value!r} in the first and {another!r} in that one"
+                for name, value, another in differences(first, other)
+            ]:
                 error = ConfigError(
                     f"the workers differ; replica {number} has other settings than the first: "
                     f"{'; '.join(differing)}. Start all workers with the same command, data and "

@@ -62,6 +62,13 @@ def read_metrics(path):
     return lines
 
 
+def differences(settings, others):
+    """Yields (name, value, other value) where two dicts of settings differ, by name."""
+    for name in sorted(settings.keys() | others.keys()):
+        if settings.get(name) != others.get(name):
+            yield name, settings.get(name), others.get(name)
+
+
 def hold_settings(folder, settings):
     """Records a run's settings in `run.json`, or checks that they are the ones recorded there.
 
@@ -76,12 +83,10 @@ def hold_settings(folder, settings):
     settings = json.loads(json.dumps(settings))
     if path.exists():
         recorded = read_json(path)
-        differing = sorted(
-            f"{name} was {recorded.get(name)!r} and is now {settings.get(name)!r}"
-            for name in recorded.keys() | settings.keys()
-            if recorded.get(name) != settings.get(name)
-        )
-        if differing:
+        if differing := [
+            f"{name} was {was!r} and is now {now!r}"
+            for name, was, now in differences(recorded, settings)
+        ]:
             raise CheckpointError(
                 f"{folder} holds a run with other settings: {'; '.join(differing)}. "
                 "Continue it with the same settings, or choose another folder."

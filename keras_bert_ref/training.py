@@ -137,6 +137,11 @@ class Trainer:
         """The checkpoint that training would go on from; None if there is none."""
         return self._state.latest
 
+    @property
+    def latest_step(self):
+        """The step that training would go on from, without loading anything."""
+        return self._state.latest_number or 0
+
     def restore(self):
         """Loads the latest checkpoint, if there is one; returns the step training continues at.
 

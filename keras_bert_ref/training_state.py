@@ -39,6 +39,16 @@ class TrainingState:
         self.wait()
         return self._latest()
 
+    @property
+    def latest_number(self):
+        """The number that `save` was given for it; None if there is none."""
+        self.wait()
+        return self._latest_number()
+
+    def _latest_number(self):
+        latest = self._latest()
+        return latest and int(latest.rpartition("-")[2])
+
     def _latest(self):
         state = tf.train.get_checkpoint_state(str(self.folder))
         found = state.all_model_checkpoint_paths if state else ()
@@ -72,7 +82,7 @@ class TrainingState:
         Raises:
             OutputError: the checkpoint before this one could not be written.
         """
-        if not self._writes or (self.latest or "").endswith(f"/step-{number}"):
+        if not self._writes or self.latest_number == number:
             return
         if self._copies is None:
             self._make_copies()
@@ -119,7 +129,7 @@ class TrainingState:
             try:
                 self._manager.save(checkpoint_number=number)
             except tf.errors.OpError as error:
-                if not (self._latest() or "").endswith(f"/step-{number}"):
+                if self._latest_number() != number:
                     self._clear(f"step-{number}[._]*")  # a full disk needs the room
                 self._clear("checkpoint.tmp*")
                 raise OutputError(

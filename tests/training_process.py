@@ -15,19 +15,19 @@ import numpy as np
 B, S, P, V = 8, 7, 3, 29
 
 
-def batch(number):
+def batch(number, rows=B):
     """A batch that is a function of its number."""
     rng = np.random.default_rng(number)
-    weights = rng.integers(0, 2, (B, P)).astype("float32")
+    weights = rng.integers(0, 2, (rows, P)).astype("float32")
     features = {
-        "input_ids": rng.integers(0, V, (B, S)),
-        "input_mask": (np.arange(S) < rng.integers(3, S + 1, (B, 1))),
-        "segment_ids": rng.integers(0, 2, (B, S)),
-        "masked_lm_positions": rng.integers(0, 3, (B, P)),
+        "input_ids": rng.integers(0, V, (rows, S)),
+        "input_mask": (np.arange(S) < rng.integers(3, S + 1, (rows, 1))),
+        "segment_ids": rng.integers(0, 2, (rows, S)),
+        "masked_lm_positions": rng.integers(0, 3, (rows, P)),
     }
     labels = {
-        "masked_lm_ids": rng.integers(0, V, (B, P)),
-        "next_sentence_labels": rng.integers(0, 2, B),
+        "masked_lm_ids": rng.integers(0, V, (rows, P)),
+        "next_sentence_labels": rng.integers(0, 2, rows),
     }
     features, labels = (
         {name: values.astype("int32") for name, values in part.items()}

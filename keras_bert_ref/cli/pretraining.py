@@ -12,8 +12,9 @@ from keras_bert_ref.cli.progress import console, progress_bar
 from keras_bert_ref.config import BertConfig
 from keras_bert_ref.errors import ConfigError, OutputError
 from keras_bert_ref.files import writing
+from keras_bert_ref.planning import COMPUTE_BYTES
 
-PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
+PRECISIONS = tuple(COMPUTE_BYTES)
 OPTIMIZERS = {"adamw": "BertAdamW", "lamb": "Lamb"}
 
 
@@ -190,7 +191,7 @@ def _train(job, model, out, phases, schedules, rows, recipe, config):
 
         for phase, schedule in zip(phases, schedules, strict=True):
             trainer = Trainer(model, out, schedule)
-            done = trainer.restore()
+            done = trainer.latest_step
             if done > phase.last:
                 continue
             if done > phase.first and job.is_first:

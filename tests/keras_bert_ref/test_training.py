@@ -1,5 +1,6 @@
 """The training loop: exact resumption, defined ends, one mathematics."""
 
+import functools
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+import training_process
 
 from keras_bert_ref import BertAdamW, BertConfig, BertEncoder, BertPretrainer, WarmupLinear
 from keras_bert_ref._tensorflow import keras, tf
@@ -23,7 +25,7 @@ from keras_bert_ref.strategies import make_strategy
 from keras_bert_ref.training import Trainer, TrainingSchedule
 from keras_bert_ref.training_state import TrainingState
 
-B, S, P, V = 6, 7, 3, 29
+B, V = 6, training_process.V
 CONFIG = BertConfig(
     vocab_size=V,
     hidden_size=8,
@@ -34,22 +36,7 @@ CONFIG = BertConfig(
 )
 
 
-def batch(number):
-    """A batch that is a function of its number."""
-    rng = np.random.default_rng(number)
-    features = {
-        "input_ids": rng.integers(0, V, (B, S)),
-        "input_mask": (np.arange(S) < rng.integers(3, S + 1, (B, 1))).astype(int),
-        "segment_ids": rng.integers(0, 2, (B, S)),
-        "masked_lm_positions": rng.integers(0, 3, (B, P)),
-    }
-    labels = {
-        "masked_lm_ids": rng.integers(0, V, (B, P)),
-        "next_sentence_labels": rng.integers(0, 2, B),
-    }
-    to_int = lambda arrays: {k: v.astype("int32") for k, v in arrays.items()}  # noqa: E731
-    weights = rng.integers(0, 2, (B, P)).astype("float32")
-    return to_int(features), {**to_int(labels), "masked_lm_weights": weights}
+batch = functools.partial(training_process.batch, rows=B)
 
 
 def batches(first, _context=None):
