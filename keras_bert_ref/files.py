@@ -119,7 +119,7 @@ def check_free(folder, known, overwrite):
         overwrite: whether they are.
 
     Raises:
-        OutputError: it is in use, or holds a model and may not be replaced.
+        OutputError: it is in use, or exists and may not be replaced.
     """
     try:
         folder = Path(folder).expanduser().resolve()
@@ -138,7 +138,7 @@ def check_free(folder, known, overwrite):
             f"{folder} is in use and holds {', '.join(foreign[:3])}: choose another folder"
         )
     if found and not overwrite:
-        raise OutputError(f"{folder} holds a model: choose another folder, or allow overwriting")
+        raise OutputError(f"{folder} exists: choose another folder, or allow overwriting")
     return folder
 
 

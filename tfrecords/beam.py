@@ -12,12 +12,18 @@ import io
 import logging
 import os
 import pickle
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from keras_bert_ref import errors
 from keras_bert_ref.errors import BertError, ConfigError
+
+# How Beam tells of an error that a worker raised, and what it adds to it.
+_OURS = re.compile(r"keras_bert_ref\.errors\.(?P<kind>\w+): (?P<message>.*)")
+_WHERE = re.compile(r" \[while running [^\]]*\]$")
 
 
 class BeamRunner:
@@ -85,17 +91,12 @@ class BeamRunner:
         task_file = results / "task.pickle"
         task_file.write_bytes(pickle.dumps(task))
         run = _Run(str(task_file), str(results))
-        logging.getLogger("apache_beam").setLevel(logging.ERROR)
-        logging.getLogger("apache_beam.options").setLevel(logging.WARNING)
-        try:
-            with apache_beam.Pipeline(options=self._options, **self._named_runner()) as pipeline:
-                numbered = pipeline | apache_beam.Create(list(enumerate(items)))
-                _ = numbered | apache_beam.Reshuffle() | apache_beam.Map(run)
-        except Exception as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            raise BertError(
-                f"the Beam pipeline failed on {self.name}: {lines[-1] if lines else error!r}"
-            ) from error
+
+        def build(pipeline):
+            numbered = pipeline | apache_beam.Create(list(enumerate(items)))
+            _ = numbered | apache_beam.Reshuffle() | apache_beam.Map(run)
+
+        self.run(build)
         found = []
         for number in range(len(items)):
             result = pickle.loads((results / f"{number}.pickle").read_bytes())
@@ -104,6 +105,30 @@ class BeamRunner:
             found.append(result)
         shutil.rmtree(results, ignore_errors=True)  # a worker that was given up may still write
         return found
+
+    def run(self, build: Callable):
+        """Runs the pipeline that `build(pipeline)` makes; returns its result.
+
+        Raises:
+            BertError: It failed: what a worker raised, where Beam tells.
+        """
+        import apache_beam
+
+        logging.getLogger("apache_beam").setLevel(logging.ERROR)
+        logging.getLogger("apache_beam.options").setLevel(logging.WARNING)
+        try:
+            with apache_beam.Pipeline(options=self._options, **self._named_runner()) as pipeline:
+                build(pipeline)
+            return pipeline.result
+        except Exception as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            reason = lines[-1] if lines else repr(error)
+            told = _OURS.search(reason)
+            if isinstance(error, BertError):  # of this process
+                raise type(error)(_WHERE.sub("", reason)) from None
+            if told:
+                raise getattr(errors, told["kind"])(_WHERE.sub("", told["message"])) from None
+            raise BertError(f"the Beam pipeline failed on {self.name}: {reason}") from error
 
     def _named_runner(self):
         if self._runner is None:

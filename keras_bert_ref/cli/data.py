@@ -1,6 +1,5 @@
 """`learn-vocab` and `create-data`: raw text to a vocabulary and to TFRecord shards."""
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +7,8 @@ import typer
 
 from keras_bert_ref.cli import app
 from keras_bert_ref.cli.progress import console, progress_bar
-from keras_bert_ref.errors import ConfigError, OutputError
+from keras_bert_ref.cli.runners import BeamOptions, Runner, make_runner
+from keras_bert_ref.errors import OutputError
 
 Texts = Annotated[
     list[str],
@@ -124,12 +124,8 @@ def create_data(
         int | None, typer.Option(help="Files to write; by default about 64 MB each.")
     ] = None,
     processes: Annotated[int, typer.Option(help="Processes; the shards are the same for any.")] = 1,
-    runner: Annotated[
-        str, typer.Option(help="local, or beam: Apache Beam, for Flink, Spark, Dataflow.")
-    ] = "local",
-    beam_options: Annotated[
-        str, typer.Option(help="Beam's own, such as '--runner=FlinkRunner --flink_master=…'.")
-    ] = "",
+    runner: Runner = "local",
+    beam_options: BeamOptions = "",
     seed: Annotated[int, typer.Option(help="Of all random draws.")] = 12345,
     overwrite: Overwrite = False,
 ):
@@ -161,24 +157,8 @@ def create_data(
         dynamic_masking=dynamic_masking,
         deduplicate=deduplicate,
         overwrite=overwrite,
-        runner=_runner(runner, beam_options, processes),
+        runner=make_runner(runner, beam_options, processes),
     )
-
-
-def _runner(name, options, processes):
-    if name not in ("local", "beam"):
-        raise ConfigError(f"runner {name!r} is unknown: choose local or beam")
-    if name == "local":
-        if options:
-            raise ConfigError("--beam-options are of --runner beam: name it")
-        return None
-    from tfrecords.beam import BeamRunner
-
-    try:
-        options = shlex.split(options)
-    except ValueError as error:
-        raise ConfigError(f"--beam-options cannot be read: {error}") from None
-    return BeamRunner(options, processes)
 
 
 def create(texts, tokenizer, out, settings, **options):

@@ -11,6 +11,7 @@ from keras_bert_ref.cli import app
 from keras_bert_ref.cli.checkpoints import Where
 from keras_bert_ref.cli.pretraining import PRECISIONS, check_precision
 from keras_bert_ref.cli.progress import console, progress_bar
+from keras_bert_ref.cli.runners import BeamOptions, Runner, make_runner
 from keras_bert_ref.errors import ConfigError, InputError, OutputError, TruncationWarning
 
 # Characters between two commits: about 16 batches, sorted by length among each other.
@@ -31,13 +32,17 @@ def features(
         Path,
         typer.Argument(
             metavar="INPUT",
-            help="A text a line (pairs: ' ||| ' between), TSV, JSONL, CoNLL or Parquet; gzip too.",
+            help="A text a line (pairs: ' ||| ' between), TSV, JSONL, CoNLL or Parquet; gzip too. "
+            "With --runner beam, a glob as well.",
         ),
     ],
     where: Where,
     out: Annotated[
         Path,
-        typer.Option(help="The file to make: .npz, .parquet, .h5 or .jsonl (as the original's)."),
+        typer.Option(
+            help="The file to make: .npz, .parquet, .h5 or .jsonl (as the original's). With "
+            "--runner beam, a folder of Parquet files."
+        ),
     ],
     layers: Annotated[
         str,
@@ -88,6 +93,8 @@ def features(
         int, typer.Option(min=1, help="Pieces in a batch, padding included.")
     ] = 4096,
     precision: Annotated[str, typer.Option(help=", ".join(PRECISIONS))] = "float32",
+    runner: Runner = "local",
+    beam_options: BeamOptions = "",
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace --out, or what was begun otherwise.")
     ] = False,
@@ -97,31 +104,41 @@ def features(
     Interrupted, or stopped by a bad row, the same command goes on where it was.
     """
     from keras_bert_ref.features.reading import InputFile
-    from keras_bert_ref.features.writing import FeatureFile, check_output
+    from keras_bert_ref.features.writing import SUFFIXES, FeatureFile, check_output
 
     check_precision(precision)
     layers = parse_layers(layers)
+    reading = {
+        "format": format and str(format),
+        "columns": columns.split(",") if columns else (),
+        "header": header,
+    }
+    original = out.suffix == ".jsonl"
+    options = {
+        "layers": layers,
+        "combine": combine or ("stack" if original else "concat"),
+        "pooling": pooling or ("pieces" if original else "mean"),
+        "specials": specials,
+        "normalize": normalize,
+        "max_length": max_length,
+        "overflow": overflow,
+        "stride": stride,
+        "tokens_per_batch": tokens_per_batch,
+        "dtype": precision,
+    }
+    if runner := make_runner(runner, beam_options):
+        if out.suffix in SUFFIXES:
+            raise ConfigError(f"with --runner beam, --out is a folder, not {out}")
+        _extract_by_pipeline(runner, str(texts), where, out, options, reading, overwrite)
+        return
     check_output(out, overwrite)
-    texts = InputFile(texts, format, columns.split(",") if columns else (), header)
+    texts = InputFile(texts, **reading)
     if out.exists() and out.samefile(texts.path):
         raise OutputError(f"{out} is what is to be read: name another file")
-    original = out.suffix == ".jsonl"
     from keras_bert_ref.features.extractor import FeatureExtractor
 
     with console.status(f"reading {where}"):
-        extractor = FeatureExtractor(
-            where,
-            layers=layers,
-            combine=combine or ("stack" if original else "concat"),
-            pooling=pooling or ("pieces" if original else "mean"),
-            specials=specials,
-            normalize=normalize,
-            max_length=max_length,
-            overflow=overflow,
-            stride=stride,
-            tokens_per_batch=tokens_per_batch,
-            dtype=precision,
-        )
+        extractor = FeatureExtractor(where, **options)
     names = {"last4": range(-4, 0), "all": extractor.layers}.get(str(layers), layers)
     with FeatureFile(out, extractor, layers=names, overwrite=overwrite) as file:
         try:
@@ -136,11 +153,23 @@ def features(
     count = f"{done.vectors:,} " if file.for_pieces else ""
     size = " × ".join(f"{n:,}" for n in file.size)
     cut = f", {done.truncated:,} of them cut to {extractor.max_length} pieces"
-    console.print(
-        f"{done.rows:,} rows{cut if done.truncated else ''}: {count}vectors of {size} in {out}",
-        markup=False,
-        highlight=False,
-    )
+    _tell(f"{done.rows:,} rows{cut if done.truncated else ''}: {count}vectors of {size} in {out}")
+
+
+def _extract_by_pipeline(runner, texts, where, out, options, reading, overwrite):
+    from tfrecords.corpus import corpus_files
+    from tfrecords.feature_pipeline import FeatureHandler, extract_features
+
+    files = corpus_files(texts)
+    with console.status(f"{len(files):,} files on {runner.name}"):
+        rows, cut = extract_features(
+            runner, files, FeatureHandler(where, **options), out, **reading, overwrite=overwrite
+        )
+    _tell(f"{rows:,} rows{f', {cut:,} of them cut' if cut else ''}: vectors in {out}")
+
+
+def _tell(line):
+    console.print(line, markup=False, highlight=False)
 
 
 def extract(extractor, texts, file):

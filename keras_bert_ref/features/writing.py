@@ -8,19 +8,18 @@ import itertools
 import json
 import os
 import shutil
-import zipfile
 from pathlib import Path
 
 import numpy as np
 
 from keras_bert_ref.errors import ConfigError, OutputError
 from keras_bert_ref.features.combining import PIECE_POOLINGS
+from keras_bert_ref.features.formats import make_hdf5, make_npz, make_parquet
 from keras_bert_ref.features.reading import require_pyarrow
 from keras_bert_ref.files import replace_text, writing
 
 SUFFIXES = (".npz", ".parquet", ".h5", ".hdf5", ".jsonl")
 _NAMES = ("features", "offsets", "tokens", "lines", "done.json.part")
-_BLOCK = 1 << 26  # bytes of vectors that are in memory at once while the file is made
 
 
 @dataclasses.dataclass
@@ -176,9 +175,9 @@ class FeatureFile:
         """Makes the file, at once, of what has been committed."""
         suffix = self.out.suffix
         whole = self._folder / ("lines" if suffix == ".jsonl" else f"whole{suffix}")
-        make = {".npz": _make_npz, ".parquet": _make_parquet, ".jsonl": lambda *_: None}
+        make = {".npz": make_npz, ".parquet": make_parquet, ".jsonl": lambda *_: None}
         with writing(self.out):
-            make.get(suffix, _make_hdf5)(whole, self._folder, self.done, self.size)
+            make.get(suffix, make_hdf5)(whole, self._folder, self.done, self.size)
             os.replace(whole, self.out)
             shutil.rmtree(self._folder)
 
@@ -308,126 +307,3 @@ def _settings(extractor, layers):
             for name in ("combine", "pooling", "specials", "normalize", "max_length", "stride")
         },
     }
-
-
-def _make_npz(whole, folder, done, size):
-    def write(archive, name, dtype, shape, blocks):
-        header = {"descr": dtype, "fortran_order": False, "shape": shape}
-        with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as file:
-            np.lib.format.write_array_header_1_0(file, header)
-            for block in blocks:
-                file.write(block)
-
-    with zipfile.ZipFile(whole, "w") as archive:
-        with open(folder / "features", "rb") as file:
-            shape = (done.vectors, *size)
-            write(archive, "features", "<f4", shape, iter(lambda: file.read(1 << 20), b""))
-        if "offsets" not in done.sizes:
-            return
-        with open(folder / "offsets", "rb") as file:
-            blocks = itertools.chain([bytes(8)], iter(lambda: file.read(1 << 20), b""))
-            write(archive, "offsets", "<i8", (done.rows + 1,), blocks)
-        # NumPy's strings are all as wide as the longest.
-        with _tokens(folder) as tokens:
-            dtype = f"<U{max(map(len, tokens), default=1)}"
-        with _tokens(folder) as tokens:
-            blocks = (np.array(block, dtype).tobytes() for block in _batched(tokens, 1 << 14))
-            write(archive, "tokens", dtype, (done.vectors,), blocks)
-
-
-def _make_hdf5(whole, folder, done, size):
-    import h5py
-
-    with h5py.File(whole, "w") as file:
-        features = file.create_dataset("features", (done.vectors, *size), "<f4")
-        first = 0
-        with open(folder / "features", "rb") as source:
-            for block in _vectors(source, size):
-                features[first : first + len(block)] = block
-                first += len(block)
-        if "offsets" not in done.sizes:
-            return
-        offsets = file.create_dataset("offsets", (done.rows + 1,), "<i8")
-        with open(folder / "offsets", "rb") as source:
-            for first in range(1, done.rows + 1, 1 << 17):
-                block = np.fromfile(source, "<i8", 1 << 17)
-                offsets[first : first + len(block)] = block
-        tokens = file.create_dataset("tokens", (done.vectors,), h5py.string_dtype())
-        first = 0
-        with _tokens(folder) as source:
-            for block in _batched(source, 1 << 14):
-                tokens[first : first + len(block)] = block
-                first += len(block)
-
-
-def _make_parquet(whole, folder, done, size):
-    pyarrow = require_pyarrow(whole)
-    vector = pyarrow.float32()
-    for width in reversed(size):
-        vector = pyarrow.list_(vector, width)
-
-    def vectors(values):
-        array = pyarrow.array(values.ravel())
-        for width in reversed(size):
-            array = pyarrow.FixedSizeListArray.from_arrays(array, width)
-        return array
-
-    def tables():
-        with open(folder / "features", "rb") as source:
-            if "offsets" not in done.sizes:
-                for block in _vectors(source, size):
-                    yield pyarrow.table([vectors(block)], schema)
-                return
-            with _tokens(folder) as tokens:
-                for ends in _row_ends(folder, _BLOCK // (4 * int(np.prod(size)))):
-                    count = ends[-1] - ends[0]
-                    block = np.fromfile(source, "<f4", count * int(np.prod(size)))
-                    words = pyarrow.array(list(itertools.islice(tokens, count)), pyarrow.string())
-                    ends = pyarrow.array((ends - ends[0]).astype(np.int32))
-                    lists = [
-                        pyarrow.ListArray.from_arrays(ends, array)
-                        for array in (vectors(block), words)
-                    ]
-                    yield pyarrow.table(lists, schema)
-
-    if "offsets" in done.sizes:
-        lists = {"features": pyarrow.list_(vector), "tokens": pyarrow.list_(pyarrow.string())}
-        schema = pyarrow.schema(lists)
-    else:
-        schema = pyarrow.schema({"features": vector})
-    # Vectors hardly repeat: looking for it takes time alone.
-    with pyarrow.parquet.ParquetWriter(whole, schema, use_dictionary=False) as writer:
-        for table in tables():
-            writer.write_table(table)
-
-
-def _vectors(file, size):
-    """Yields all vectors of a file in arrays [n, *size]."""
-    width = int(np.prod(size))
-    count = max(1, _BLOCK // (4 * width)) * width
-    while len(block := np.fromfile(file, "<f4", count)):
-        yield block.reshape(-1, *size)
-
-
-def _row_ends(folder, most):
-    """Yields n + 1 offsets at a time, of n rows that have `most` vectors, or one that has more."""
-    ends = np.zeros(1, np.int64)
-    with open(folder / "offsets", "rb") as file:
-        while len(more := np.fromfile(file, "<i8", 4096)):
-            ends = np.concatenate([ends[-1:], more])
-            while len(ends) > 1:
-                last = max(1, int(np.searchsorted(ends, ends[0] + most, "right")) - 1)
-                yield ends[: last + 1]
-                ends = ends[last:]
-
-
-@contextlib.contextmanager
-def _tokens(folder):
-    """Opens the tokens, one after the other."""
-    with open(folder / "tokens", encoding="utf-8", newline="\n") as file:
-        yield (line[:-1] for line in file)
-
-
-def _batched(values, count):
-    while block := list(itertools.islice(values, count)):
-        yield block

@@ -79,7 +79,7 @@ def test_convert_refuses_what_it_should(command, tmp_path):
     a, b = tmp_path / "a", tmp_path / "b"
     for source in (a, a / "bert_model.ckpt"):
         assert "holds what is to be converted" in error(source, a, "--format", "hf", "--overwrite")
-    assert "holds a model" in error(a, a, "--format", "hf")
+    assert "exists: choose" in error(a, a, "--format", "hf")
     assert "neither a folder nor the prefix" in error(tmp_path / "c", b, "--format", "hf")
     (a / "bert_model.ckpt.data-00000-of-00001").write_bytes(b"")
     assert "cut off within the tensor" in error(a, b, "--format", "hf")

@@ -76,7 +76,7 @@ def test_two_saves_to_one_folder_do_not_mix(tmp_path, monkeypatch):
     assert names_in(tmp_path) == ["x"]
     # And without leave to overwrite, the one that comes first stays.
     monkeypatch.setitem(saving.FORMATS, "own", write_and_be_overtaken)
-    with pytest.raises(OutputError, match="holds a model"):
+    with pytest.raises(OutputError, match="exists: choose"):
         ours.save_pretrained(tmp_path / "y" / ".." / "x")
     assert_same_weights(load_pretrained(tmp_path / "x"), ours)
 

@@ -182,7 +182,7 @@ def test_a_folder_in_use_is_not_touched(tmp_path):
         with pytest.raises(OutputError, match=r"in use and holds notes\.txt"):
             model.save_pretrained(tmp_path / "notes", overwrite=overwrite)
     model.save_pretrained(tmp_path / "x")
-    with pytest.raises(OutputError, match="holds a model: choose another folder"):
+    with pytest.raises(OutputError, match="exists: choose another folder"):
         model.save_pretrained(tmp_path / "x", format="hf")
     with pytest.raises(OutputError, match="is a file"):
         model.save_pretrained(tmp_path / "notes" / "notes.txt")

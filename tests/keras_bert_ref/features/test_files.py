@@ -259,7 +259,7 @@ def save(out, extractor, found, **options):
     ],
 )
 def test_what_is_written_is_read(model, tmp_path, monkeypatch, suffix, pooling, combine, rows):
-    monkeypatch.setattr("keras_bert_ref.features.writing._BLOCK", 1 << 12)  # 8 or more vectors
+    monkeypatch.setattr("keras_bert_ref.features.formats._BLOCK", 1 << 12)  # 8 or more vectors
     extractor = FeatureExtractor(model, layers=(0, -1), combine=combine, pooling=pooling)
     out, found = tmp_path / f"x{suffix}", random_features(extractor, rows)
     save(out, extractor, found)
@@ -293,7 +293,7 @@ def test_hardly_anything(model, tmp_path, suffix, rows):
     ("suffix", "steps"), [(".npz", 50), (".h5", 50), (".parquet", 50), (".jsonl", 10)]
 )
 def test_memory_is_flat(model, tmp_path, monkeypatch, suffix, steps):
-    monkeypatch.setattr("keras_bert_ref.features.writing._BLOCK", 1 << 17)
+    monkeypatch.setattr("keras_bert_ref.features.formats._BLOCK", 1 << 17)
     extractor = FeatureExtractor(model, combine="stack", pooling="pieces")
     found = random_features(extractor, 100)
 

@@ -249,7 +249,7 @@ def test_a_saved_model_that_cannot_be_loaded_is_not_left(tmp_path, monkeypatch):
 def test_what_is_in_the_way(tmp_path):
     model = model_of("regression")
     exported(model, tmp_path / "1")
-    with pytest.raises(OutputError, match="holds a model: choose another folder, or allow"):
+    with pytest.raises(OutputError, match="exists: choose another folder, or allow"):
         export_saved_model(model, tmp_path / "1")
     exported(model, tmp_path / "1", overwrite=True)
     (tmp_path / "1" / "mine.txt").write_text("kept")
@@ -525,6 +525,6 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         served = tf.saved_model.load(tmp_path / "features" / "1")
         assert ask(served, "serving_text", texts=["a"])["features"].shape == (1, 64)
     code, _, errors = run_command(monkeypatch, capsys, "export", tmp_path / "model", "--out", out)
-    assert code == 1 and "holds a model" in errors
+    assert code == 1 and "exists: choose" in errors
     code, _, errors = run_command(monkeypatch, capsys, *arguments, "--layers", "1")
     assert code == 2 and "need --pooling" in errors
