@@ -3,11 +3,14 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import uuid
 from pathlib import Path
 
 from keras_bert_ref.errors import CheckpointError, InputError, OutputError
+
+_OF_TENSORFLOW = re.compile(r"^\{\{function_node [^}]*\}\} | \[Op:\w+\]")
 
 
 @contextlib.contextmanager
@@ -175,5 +178,9 @@ def parse_json(text, place):
 
 
 def first_line(error):
-    """Returns the first line of an error's message, or its class where it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """Returns the first line of an error's message, or its class where it has none.
+
+    TensorFlow's names of its own operations and functions are left out.
+    """
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return _OF_TENSORFLOW.sub("", line) or line
