@@ -1,9 +1,12 @@
 """Where a model trains: one device, all devices of a machine, several machines, or TPUs."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -155,11 +158,43 @@ def _multi_worker_strategy(cluster, timeout):
         )
     cluster.wait(timeout)
     try:
-        return tf.distribute.MultiWorkerMirroredStrategy()
+        with _ending_after(
+            timeout,
+            f"after {timeout:g} s TensorFlow has not found all workers, though each has answered: "
+            "one has ended since. See what it printed itself, and start all again",
+        ):
+            return tf.distribute.MultiWorkerMirroredStrategy()
     except RuntimeError as error:
         raise ConfigError(
             f"the strategy of several workers must be made before TensorFlow is used: {error}"
         ) from None
+
+
+@contextlib.contextmanager
+def _ending_after(timeout, reason):
+    """Ends the process if the block takes longer, having printed the reason.
+
+    TensorFlow waits for ever for a worker that ended after it had answered here, in a call that
+    lets no other thread of Python run. So another process looks on.
+    """
+    watch = subprocess.Popen(
+        [sys.executable, "-SE", "-c", _WATCH, str(os.getpid()), str(timeout), reason],
+        stdin=subprocess.PIPE,
+    )
+    try:
+        yield
+    finally:
+        watch.stdin.close()
+        watch.wait()
+
+
+_WATCH = """
+import os, select, signal, sys
+process, timeout, reason = sys.argv[1:]
+if not select.select([0], [], [], float(timeout))[0]:  # closed, too, where the process has ended
+    print("WorkerError:", reason, file=sys.stderr, flush=True)
+    os.kill(int(process), signal.SIGKILL)
+"""
 
 
 def _tpu_strategy(tpu):
