@@ -31,6 +31,7 @@ from keras_bert_ref.training_state import TrainingState
 # A host call runs as many steps as take about this long: few enough calls to cost nothing, and
 # enough of them to keep a progress bar alive and an interrupt answered.
 _SECONDS_PER_CALL = 1.0
+_BATCHES_BETWEEN_QUESTIONS = 16  # of an evaluation, for the workers to agree whether it goes on
 
 # What to do about a loss that is not finite, see `TrainingSchedule`.
 ON_DIVERGENCE = ("stop", "roll-back")
@@ -196,7 +197,7 @@ class Trainer:
                     self._state.wait()
                 raise
             if evaluation is not None and not results:  # the run had ended before
-                results = self.evaluate(evaluation)
+                results = self._evaluate(evaluation, sigterm)
             self.job.wait()
         return results
 
@@ -215,23 +216,18 @@ class Trainer:
             return metrics
 
         if evaluation is not None and self.job.any(self._owes_evaluation()):
-            results = logged("heldout", self.evaluate(evaluation))
+            results = logged("heldout", self._evaluate(evaluation, sigterm))
         while (step := self.step) < schedule.steps:
             # All workers end at the same step, though only one of them may have been told to.
             steps_per_second, ending, stop = self.job.mean(
                 steps_per_second, sigterm.came, self.stop
             )
-            if (ending or stop) and step:
+            if stop and step:
                 self._save()
             if stop:
                 break
             if ending:
-                self._state.wait()
-                self.job.wait()  # for the first worker to have written it
-                place = f"at step {step}, which is saved" if step else "before the first step"
-                raise PreemptedError(
-                    f"told to end (SIGTERM) {place}: the same command goes on from here"
-                )
+                self._end_early()
             due = schedule.next_event(step)
             count = min(due - step, max(1, int(steps_per_second * _SECONDS_PER_CALL)))
             began = time.perf_counter()
@@ -258,16 +254,38 @@ class Trainer:
                 logs = results = logged("train", self._results())
             if report:
                 report(step, logs)
-            if evaluates:
-                results = logged("heldout", self.evaluate(evaluation))
-            # Last, so that a run which goes on from here has nothing to catch up on.
+            # Before an evaluation, which may be long: killed in it, a run goes on with it.
             if saves:
                 self._state.save(step)  # of weights found finite above
                 roll_backs = 0
+            if evaluates:
+                results = logged("heldout", self._evaluate(evaluation, sigterm))
         return results
 
-    def evaluate(self, dataset):
-        """Returns the metrics over a finite dataset of (features, labels), or of a function."""
+    def _end_early(self):
+        step = self.step
+        if step:
+            self._save()
+        self._state.wait()
+        self.job.wait()  # for the first worker to have written it
+        place = f"at step {step}, which is saved" if step else "before the first step"
+        raise PreemptedError(f"told to end (SIGTERM) {place}: the same command goes on from here")
+
+    def _evaluate(self, dataset, sigterm):
+        """As `evaluate`, but does what SIGTERM tells in its midst."""
+        results = self.evaluate(dataset, lambda: self.job.any(sigterm.came))
+        if results is None:
+            self._end_early()
+        return results
+
+    def evaluate(self, dataset, told_to_end=lambda: False):
+        """Returns the metrics over a finite dataset of (features, labels), or of a function.
+
+        Args:
+            dataset: in batches of any size, which the replicas share; or a function.
+            told_to_end: is asked every few batches of a dataset, on all workers alike; where it
+                says so, nothing more is computed, and None returned.
+        """
         if callable(dataset):
             return dataset()
         self.model.reset_metrics()
@@ -277,8 +295,11 @@ class Trainer:
                 tf.data.experimental.AutoShardPolicy.DATA
             )
             dataset = dataset.with_options(options)
-        for batch in self.strategy.experimental_distribute_dataset(dataset):
+        batches = self.strategy.experimental_distribute_dataset(dataset)
+        for number, batch in enumerate(batches, start=1):
             self._test_function(batch)
+            if number % _BATCHES_BETWEEN_QUESTIONS == 0 and told_to_end():
+                return None
         return self._results()
 
     def _steps_function(self, make_dataset):

@@ -259,6 +259,36 @@ def test_a_run_told_to_end_saves_and_goes_on_to_the_same_bits(tmp_path):
         np.testing.assert_array_equal(left, right)
 
 
+@pytest.mark.parametrize("evaluation", [1, 2])  # amid the run, and at its end
+def test_a_run_told_to_end_does_not_finish_an_evaluation(tmp_path, evaluation):
+    schedule = TrainingSchedule(steps=12, log_every=4, checkpoint_every=5, evaluate_every=6)
+    held_out = batches(100).take(40)
+    whole = model()
+    expected = Trainer(whole, tmp_path / "whole", schedule).train(batches, held_out)
+    begun = 0
+
+    def generate():
+        nonlocal begun
+        begun += 1
+        for number, batch in enumerate(held_out.as_numpy_iterator()):
+            if number == 5 and begun == evaluation:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    told = tf.data.Dataset.from_generator(generate, output_signature=held_out.element_spec)
+    with pytest.raises(PreemptedError, match=f"at step {6 * evaluation}, which is saved"):
+        Trainer(model(), tmp_path / "parts", schedule).train(batches, told)
+    lines = read_metrics(tmp_path / "parts/metrics.jsonl")
+    assert (lines[-1]["step"], lines[-1]["split"]) == (6 * evaluation, "train")
+    resumed = model(seed=2)
+    assert Trainer(resumed, tmp_path / "parts", schedule).train(batches, told) == expected
+    for left, right in zip(state(whole), state(resumed), strict=True):
+        np.testing.assert_array_equal(left, right)
+    assert read_metrics(tmp_path / "parts/metrics.jsonl") == read_metrics(
+        tmp_path / "whole/metrics.jsonl"
+    )
+
+
 def spoiled(*numbers):
     """Batches, of which those with these numbers give a loss that is not finite."""
 
