@@ -14,6 +14,7 @@ import os
 import pickle
 import re
 import shutil
+import threading
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from keras_bert_ref.errors import BertError, ConfigError
 # How Beam tells of an error that a worker raised, and what it adds to it.
 _OURS = re.compile(r"keras_bert_ref\.errors\.(?P<kind>\w+): (?P<message>.*)")
 _WHERE = re.compile(r" \[while running [^\]]*\]$")
+
+_SECONDS_BETWEEN_LOOKS = 2.0
 
 
 class BeamRunner:
@@ -72,13 +75,20 @@ class BeamRunner:
         self._runner = "FnApiRunner" if local else None
         self.name = self._runner or named
 
-    def __call__(self, task: Callable, items: Sequence, folder: Path) -> list:
+    def __call__(
+        self,
+        task: Callable,
+        items: Sequence,
+        folder: Path,
+        report: Callable[[int], None] = lambda number: None,
+    ) -> list:
         """Returns `task(item)` for each item, in order.
 
         Args:
             task: Picklable; loaded once by each worker.
             items: Picklable.
             folder: On the file system that all workers see; what passes through it is deleted.
+            report: Called, from another thread, with the number of each item that is done.
 
         Raises:
             BertError: What the task raised, or that the pipeline failed.
@@ -96,7 +106,8 @@ class BeamRunner:
             numbered = pipeline | apache_beam.Create(list(enumerate(items)))
             _ = numbered | apache_beam.Reshuffle() | apache_beam.Map(run)
 
-        self.run(build)
+        with _watching(results, len(items), report):
+            self.run(build)
         found = []
         for number in range(len(items)):
             result = pickle.loads((results / f"{number}.pickle").read_bytes())
@@ -136,6 +147,31 @@ class BeamRunner:
         from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
         return {"runner": FnApiRunner()}
+
+
+@contextlib.contextmanager
+def _watching(results, count, report):
+    """Reports results as their files appear, and all that there are at the end."""
+    waiting, ended = set(range(count)), threading.Event()
+
+    def look():
+        for number in sorted(waiting):
+            if Path(results, f"{number}.pickle").exists():
+                waiting.remove(number)
+                report(number)
+
+    def look_on():
+        while not ended.wait(_SECONDS_BETWEEN_LOOKS):
+            look()
+
+    thread = threading.Thread(target=look_on, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    look()
 
 
 @dataclasses.dataclass

@@ -122,7 +122,7 @@ def _read_tfds(name, progress):
     with _open_tfds(name) as (rows, info):
         (total, count), reported = _size_of(info), 0
         for number, row in enumerate(rows, 1):
-            lines = list(filter(None, map(str.strip, row["text"].splitlines())))
+            lines = list(filter(None, map(str.strip, row["text"].split("\n"))))
             if lines:
                 yield from lines
                 yield END_OF_DOCUMENT

@@ -99,10 +99,10 @@ def create_pretraining_data(
     if compression not in COMPRESSIONS:
         raise ConfigError(f"compression is {compression!r}: it must be None or 'GZIP'.")
     files = corpus_files(patterns)
-    sources = tuple({"file": file, "bytes": corpus_bytes(file)} for file in files)
-    progress = _Progress(progress, sum(source["bytes"] for source in sources))
-
     with output_folder(Path(out), overwrite, files) as folder, writing(out):
+        # Not before: a data set that is named is downloaded for it.
+        sources = tuple({"file": file, "bytes": corpus_bytes(file)} for file in files)
+        progress = _Progress(progress, sum(source["bytes"] for source in sources))
         store_folder = folder / "store"
         store_folder.mkdir()
         if runner is None:
@@ -116,9 +116,13 @@ def create_pretraining_data(
         else:
             tokenize = TokenizeFile(store_folder, tokenizer, split_sentences, errors)
             places = [file if file.startswith(TFDS) else os.path.abspath(file) for file in files]
-            parts = runner(tokenize, list(enumerate(places)), folder)
+            parts = runner(
+                tokenize,
+                list(enumerate(places)),
+                folder,
+                lambda number: progress.tokenized(sources[number]["bytes"]),
+            )
             counts = join_stores(store_folder, parts)
-            progress.tokenized(sum(source["bytes"] for source in sources))
         if not counts.documents:
             raise CorpusError(f"There is no text in {_names(files)}.")
         store = TokenStore.open(store_folder)
@@ -152,8 +156,10 @@ def create_pretraining_data(
                     written.append(result)
                     progress.written(len(written), len(plans))
         else:
-            written = runner(task, plans, folder)
-            progress.written(len(written), len(plans))
+            done = itertools.count(1)
+            written = runner(
+                task, plans, folder, lambda _: progress.written(next(done), len(plans))
+            )
 
         result = Manifest(
             version=manifest.VERSION,

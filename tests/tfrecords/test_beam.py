@@ -1,6 +1,7 @@
 """The same shards from an Apache Beam pipeline as from this machine's processes."""
 
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -32,8 +33,22 @@ def break_down(number):
 
 
 def test_results_come_in_order(tmp_path):
-    assert BeamRunner()(square, range(7), tmp_path) == [n**2 for n in range(7)]
+    done = []
+    assert BeamRunner()(square, range(7), tmp_path, done.append) == [n**2 for n in range(7)]
+    assert sorted(done) == list(range(7))
     assert not list(tmp_path.iterdir())
+
+
+def slow_square(number):
+    time.sleep(0.3)
+    return number**2
+
+
+def test_what_is_done_is_told_meanwhile(tmp_path, monkeypatch):
+    monkeypatch.setattr("tfrecords.beam._SECONDS_BETWEEN_LOOKS", 0.05)
+    told = []
+    BeamRunner()(slow_square, range(4), tmp_path, lambda number: told.append(time.monotonic()))
+    assert told[-1] - told[0] > 0.4
 
 
 def test_errors_of_workers_are_raised_here(tmp_path):
@@ -59,7 +74,8 @@ def test_the_shards_are_the_same(corpus, tmp_path, tokenizer, settings, processe
         progress=lambda *what: told.append(what),
     )
     assert files_of(tmp_path / "beam") == files_of(tmp_path / "local")
-    assert told[-1] == ("write", 4, 4)
+    assert [n for phase, n, _ in told if phase == "write"] == [0, 1, 2, 3, 4]
+    assert next(done == total for phase, done, total in reversed(told) if phase == "tokenize")
 
 
 def test_joined_stores_are_the_store_of_all(corpus, tmp_path, tokenizer):
@@ -87,7 +103,7 @@ def test_options_that_beam_cannot_read():
 
 
 def test_what_a_killed_worker_left_is_cleared(tmp_path):
-    def leaving(task, items, folder):
+    def leaving(task, items, folder, report):
         (folder / ".train-00000.1234.partial").write_bytes(b"half")
         return [task(item) for item in items]
 

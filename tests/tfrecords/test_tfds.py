@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_bert_ref.errors import InputError
+from keras_bert_ref.errors import InputError, OutputError
 from tfrecords.corpus import corpus_bytes, corpus_files, read_sentences
 from tfrecords.create import create_pretraining_data
 
@@ -26,14 +26,15 @@ def mocked():
 
 
 def test_every_text_is_a_document(mocked):
-    texts = ["One.\n\n Two. ", " \n ", "Thrée."]
+    # As in a file, no mark but "\n" ends a line.
+    texts = ["One.\n\n Two.\u2028Two. ", " \n ", "Thrée."]
     rows = [{"text": text.encode(), "label": 0} for text in texts]
     with mocked(rows):
         assert corpus_files("tfds:imdb_reviews") == ["tfds:imdb_reviews"]
         read = []
         sentences = list(read_sentences("tfds:imdb_reviews", progress=read.append))
         assert sum(read) == corpus_bytes("tfds:imdb_reviews")
-    assert sentences == ["One.", "Two.", "", "Thrée.", ""]
+    assert sentences == ["One.", "Two.\u2028Two.", "", "Thrée.", ""]
 
 
 def test_a_data_set_becomes_shards(mocked, tmp_path, corpus, tokenizer, settings):
@@ -47,6 +48,12 @@ def test_a_data_set_becomes_shards(mocked, tmp_path, corpus, tokenizer, settings
     for path in (tmp_path / "expected").glob("*.tfrecord"):
         assert (tmp_path / "found" / path.name).read_bytes() == path.read_bytes()
     assert found.sources[0]["file"] == "tfds:imdb_reviews"
+
+
+def test_the_place_is_looked_at_before_anything_is_downloaded(tmp_path, tokenizer, settings):
+    (tmp_path / "mine.txt").write_text("")
+    with pytest.raises(OutputError, match="not empty"):
+        create_pretraining_data("tfds:nonsense", tokenizer, tmp_path, settings)
 
 
 def test_what_has_no_text(mocked):
