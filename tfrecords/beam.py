@@ -45,7 +45,8 @@ class BeamRunner:
 
     def __init__(self, options: Sequence[str] = (), processes: int = 1):
         try:
-            from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+            with quietly():
+                from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
         except ImportError:
             raise ConfigError(
                 "the runner beam needs Apache Beam: pip install 'keras-bert-ref[beam]'"
@@ -123,12 +124,16 @@ class BeamRunner:
         Raises:
             BertError: It failed: what a worker raised, where Beam tells.
         """
-        import apache_beam
+        with quietly():
+            import apache_beam
 
         logging.getLogger("apache_beam").setLevel(logging.ERROR)
         logging.getLogger("apache_beam.options").setLevel(logging.WARNING)
         try:
-            with apache_beam.Pipeline(options=self._options, **self._named_runner()) as pipeline:
+            with (
+                quietly(),
+                apache_beam.Pipeline(options=self._options, **self._named_runner()) as pipeline,
+            ):
                 build(pipeline)
             return pipeline.result
         except Exception as error:
@@ -147,6 +152,18 @@ class BeamRunner:
         from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
         return {"runner": FnApiRunner()}
+
+
+@contextlib.contextmanager
+def quietly():
+    """Keeps what Beam says of parts of it that are not there from the screen, errors excepted."""
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
 
 
 @contextlib.contextmanager

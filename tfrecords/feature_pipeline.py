@@ -9,15 +9,9 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import apache_beam
 import numpy as np
 import pyarrow
-from apache_beam.ml.inference.base import (
-    KeyedModelHandler,
-    ModelHandler,
-    PredictionResult,
-    RunInference,
-)
+import pyarrow.parquet
 
 from keras_bert_ref.errors import ConfigError, InputError, TruncationWarning
 from keras_bert_ref.features.combining import TEXT_POOLINGS
@@ -26,7 +20,16 @@ from keras_bert_ref.features.formats import parquet_schema, parquet_vectors
 from keras_bert_ref.features.reading import InputFile
 from keras_bert_ref.features.writing import spellings
 from keras_bert_ref.files import replacing_folder
-from tfrecords.beam import BeamRunner
+from tfrecords.beam import BeamRunner, quietly
+
+with quietly():
+    import apache_beam
+    from apache_beam.ml.inference.base import (
+        KeyedModelHandler,
+        ModelHandler,
+        PredictionResult,
+        RunInference,
+    )
 
 _SPACE = "keras_bert_ref"  # of Beam's counters
 _PLACES = {"file": pyarrow.string(), "row": pyarrow.int64()}
