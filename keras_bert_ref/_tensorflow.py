@@ -7,6 +7,7 @@ meanwhile is passed on.
 
 import contextlib
 import os
+import platform
 import re
 import sys
 import tempfile
@@ -43,6 +44,10 @@ def _without_startup_notes():
 
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+if platform.machine() in ("x86_64", "AMD64"):
+    # TensorFlow leaves oneDNN off where there is no AVX-512, and its own small matrix products are
+    # a good deal slower there (docs/serving.md has figures).
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 if os.environ.setdefault("KERAS_BACKEND", "tensorflow") != "tensorflow":
     raise ConfigError(
         f"KERAS_BACKEND is {os.environ['KERAS_BACKEND']!r}: keras_bert_ref runs on TensorFlow; "
