@@ -27,9 +27,7 @@ _FILES = {"train": "eng.train", "dev": "eng.testa", "test": "eng.testb"}
 
 # What one layer knows by itself: no BiLSTM, which would add what the layer lacks. Layers whose
 # states are small learn slowly, so there is no early stop.
-_PROBE = Recipe(
-    lstm_layers=0, dropout=0.0, learning_rate=5e-3, epochs=20, patience=20, dtype="float32"
-)
+_PROBE = Recipe(lstm_layers=0, dropout=0.0, learning_rate=5e-3, epochs=20, patience=20)
 
 
 def run(
@@ -159,9 +157,14 @@ def main(
     finalists: Annotated[int, typer.Option(min=0, help="rows with more than one seed")] = 2,
     per_layer: Annotated[bool, typer.Option(help="a linear tagger on each layer as well")] = False,
     max_length: Annotated[int | None, typer.Option(help="pieces read at once; all it can")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="of the taggers' matrix products; what is fastest here")
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Markdown file to write")] = None,
 ):
     """Trains a BiLSTM on frozen features in the six ways of the paper's table 7."""
+    from keras_bert_ref.strategies import fast_precision
+
     try:
         rows = tuple(row or ROWS)
         content = run(
@@ -173,6 +176,7 @@ def main(
             finalists=finalists,
             per_layer=per_layer,
             max_length=max_length,
+            recipe=Recipe(dtype=precision or fast_precision()),
         )
         console.print(table(content), markup=False, soft_wrap=True)
         if report:

@@ -5,10 +5,8 @@ import dataclasses
 import numpy as np
 
 from keras_bert_ref.errors import ConfigError, InputError
+from keras_bert_ref.sliding import sliding
 from keras_bert_ref.tokenization import Encoding
-
-# How much the length of a window counts beside the context of a piece in it, as in the original.
-_LENGTH_COUNTS = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,27 +95,20 @@ def prepare(value, tokenizer, max_length, stride):
 
 def _sliding(encoding, max_length, stride):
     """Returns windows over the last text of an encoding, each after all of what comes before it."""
-    length = len(encoding.input_ids)
     last = encoding.segment_ids[-1]
     begin = 1 if last == 0 else encoding.segment_ids.index(last)
-    head = np.arange(begin)
+    end = len(encoding.input_ids) - 1  # the last [SEP]
     room = max_length - begin - 1
-    if room < min(stride, 16):
+    if begin > 1 and room < min(stride, 16):
         raise ConfigError(
             f"the first text of a pair has {begin - 2} pieces, which leaves the second no room in "
             f"windows of {max_length}: put the longer text second, or cut with overflow='truncate'"
         )
-    end = length - 1  # the last [SEP]
-    starts = list(range(begin, max(end - room, begin) + stride, stride))
-    # The first window that reaches the end is the last one.
-    starts = starts[: next(n for n, s in enumerate(starts, 1) if s + room >= end)]
-    windows, best, owner = [], np.full(length, -1.0), np.zeros(length, int)
-    for number, start in enumerate(starts):
-        stop = min(start + room, end)
-        places = np.arange(start, stop)
-        context = np.minimum(places - start, stop - 1 - places) + _LENGTH_COUNTS * (stop - start)
-        better = context > best[places]
-        best[places[better]], owner[places[better]] = context[better], number
-        windows.append(np.concatenate([head, places, [end]]))
-    owner[end] = len(windows) - 1
-    return [Window(places, owner[places] == number) for number, places in enumerate(windows)]
+    parts = sliding(end - begin, room, min(stride, room))  # no piece may fall between two windows
+    windows = []
+    for number, (start, stop, owned) in enumerate(parts):
+        places = [np.arange(begin), np.arange(begin + start, begin + stop), [end]]
+        # What all windows have is owned by the first, and the end by the last.
+        owned = [np.full(begin, number == 0), owned, [number == len(parts) - 1]]
+        windows.append(Window(np.concatenate(places), np.concatenate(owned)))
+    return windows

@@ -5,8 +5,8 @@ from typing import NamedTuple
 from keras_bert_ref._tensorflow import tf
 from keras_bert_ref.serving.inputs import in_chunks
 from keras_bert_ref.serving.rows import Block, numbered, rows_of, valid_text
+from keras_bert_ref.sliding import LENGTH_COUNTS
 from keras_bert_ref.tasks.squad_answers import NO_RIVAL
-from keras_bert_ref.tasks.squad_windows import LENGTH_COUNTS
 
 _SPECIALS = 3  # [CLS] question [SEP] context [SEP]
 
@@ -104,7 +104,7 @@ def answers(questions, contexts, tokenizer, text_layer, task, compute):
 
 
 def _windows(questions, contexts, tokenizer, task):
-    """Returns the features of all windows, and the `_Windows`; see `squad_windows.sliding`.
+    """Returns the features of all windows, and the `_Windows`; see `sliding`.
 
     Args:
         questions, contexts: ids of pieces, ragged [Q, pieces].

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from keras_bert_ref.errors import ConfigError, InputError
 from keras_bert_ref.files import replace_text
+from keras_bert_ref.sliding import sliding
 from keras_bert_ref.tasks import scores
 from keras_bert_ref.tasks.contract import Row, Task
 from keras_bert_ref.tasks.squad_answers import decode
@@ -22,7 +23,7 @@ from keras_bert_ref.tasks.squad_files import (
     trainable,
 )
 from keras_bert_ref.tasks.squad_score import score, score_answers, score_with_null
-from keras_bert_ref.tasks.squad_windows import Window, sliding, tokenized
+from keras_bert_ref.tasks.squad_windows import Window, tokenized
 
 __all__ = ["Question", "Squad", "Squad2", "score"]
 

@@ -5,9 +5,6 @@ import functools
 
 import numpy as np
 
-# How much the length of a window counts beside the context of a piece in it.
-LENGTH_COUNTS = 0.01
-
 
 @dataclasses.dataclass(frozen=True)
 class Context:
@@ -56,28 +53,3 @@ def tokenized(tokenizer, text):
     spans = np.stack([starts, np.maximum.accumulate(spans[:, 1])], axis=1)
     spans.flags.writeable = False
     return Context(encoding.input_ids[1:-1], spans)
-
-
-def sliding(length, room, stride):
-    """Returns the windows over a context: a list of (start, stop, owned), see `Window`.
-
-    Of the windows that have a piece, the first of those with most context on its poorer side owns
-    it.
-
-    Args:
-        length: N, pieces of the context.
-        room: the most pieces of a window.
-        stride: how far each window begins after the one before; at most `room`.
-    """
-    starts = [0]
-    while starts[-1] + room < length:
-        starts.append(starts[-1] + stride)
-    windows, best, owner = [], np.full(length, -1.0), np.zeros(length, int)
-    for number, start in enumerate(starts):
-        stop = min(start + room, length)
-        places = np.arange(stop - start)
-        context = np.minimum(places, places[::-1]) + LENGTH_COUNTS * len(places)
-        better = start + np.flatnonzero(context > best[start:stop])
-        best[better], owner[better] = context[better - start], number
-        windows.append((start, stop))
-    return [(start, stop, owner[start:stop] == n) for n, (start, stop) in enumerate(windows)]

@@ -15,7 +15,7 @@ from keras_bert_ref.errors import ConfigError, InputError, OutputError
 from keras_bert_ref.tasks import conll
 from keras_bert_ref.tasks.document_context import windows
 
-RECIPE = Recipe(lstm_units=6, dropout=0.1, batch_size=4, epochs=2, dtype="float32")
+RECIPE = Recipe(lstm_units=6, dropout=0.1, batch_size=4, epochs=2)
 
 # --- the BiLSTM and its batches
 
@@ -150,7 +150,14 @@ def test_a_tagger_learns(data, encoder, finished, tmp_path):
         n: feature_tagger.Split.of(d, np.load(out / "features" / f"{n}.npy"))
         for n, d in documents.items()
     }
-    recipe = Recipe(lstm_units=8, dropout=0.0, learning_rate=0.02, batch_size=4, epochs=6)
+    recipe = Recipe(
+        lstm_units=8,
+        dropout=0.0,
+        learning_rate=0.02,
+        batch_size=4,
+        epochs=6,
+        dtype="mixed_bfloat16",
+    )
     result = feature_tagger.train(splits, mixed=True, recipe=recipe, seed=0)
     assert result["test"]["f1"] > 95, result
 

@@ -226,8 +226,14 @@ def test_two_workers_at_the_command_line(tmp_path):
     assert model.tokenizer.vocab_size == 9
 
     # Workers that differ from each other, also in what decides only when they meet.
-    for option, name in (("--learning-rate", "learning_rate"), ("--evaluate-every", "evaluate")):
-        for code, _, errors in pretrain([], [option, 3]):
+    (tmp_path / "other").mkdir()
+    other_data = make_data(tmp_path / "other", shards=3, seed=1)
+    for option, value, name in (
+        ("--learning-rate", 3, "learning_rate"),
+        ("--evaluate-every", 3, "evaluate"),
+        ("--data", other_data, "data is"),
+    ):
+        for code, _, errors in pretrain([], [option, value]):
             assert code == 2 and "the workers differ" in errors and name in errors, errors
     # Workers that agree, but not with the run that is there: only the first one reads it.
     (code, _, errors), (other_code, _, other_errors) = pretrain(*[["--learning-rate", 3]] * 2)

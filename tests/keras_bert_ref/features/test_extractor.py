@@ -14,6 +14,7 @@ from keras_bert_ref import BertEncoder, FeatureExtractor, ScalarMix
 from keras_bert_ref._tensorflow import keras, tf
 from keras_bert_ref.errors import CheckpointError, ConfigError, InputError, TruncationWarning
 from keras_bert_ref.features.frozen import FrozenEncoder
+from keras_bert_ref.features.windows import prepare
 
 TEXTS = [
     "abc word7 d",
@@ -197,6 +198,21 @@ def test_windows_slide_over_long_texts(model, value, stride):
         model, layers=-1, pooling="mean", max_length=12, overflow="slide", stride=stride
     )
     np.testing.assert_allclose(pooled.extract([value])[0], found.values.mean(0), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("value", "max_length", "stride"),
+    [("a " * 60, 16, 16), ("a " * 60, 16, 15), (("a " * 40, "b " * 100), 64, 32), ("a " * 9, 3, 3)],
+)
+def test_no_piece_falls_between_two_windows(value, max_length, stride):
+    """A stride longer than what a window has left beside the rest is cut to that."""
+    value = tuple(map(str.strip, value)) if isinstance(value, tuple) else value.strip()
+    item = prepare(value, make("encoder").tokenizer, max_length, stride)
+    owners = np.zeros(len(item.special), int)
+    for window in item.windows:
+        assert len(window.places) <= max_length
+        np.add.at(owners, window.places[window.owned], 1)
+    assert (owners == 1).all()
 
 
 def test_every_position_of_the_encoder_is_used():

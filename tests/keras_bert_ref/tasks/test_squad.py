@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from shared_data import FIXTURES, shared
 
 from keras_bert_ref.errors import ConfigError, InputError, InputWarning, OutputError
+from keras_bert_ref.sliding import sliding
 from keras_bert_ref.tasks.registry import make_task
 from keras_bert_ref.tasks.squad import Question, Squad, Squad2, score
-from keras_bert_ref.tasks.squad_windows import sliding, tokenized
+from keras_bert_ref.tasks.squad_windows import tokenized
 from keras_bert_ref.tokenization import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer.from_vocab(FIXTURES / "tokenization" / "vocab.txt")

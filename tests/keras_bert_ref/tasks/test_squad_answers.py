@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keras_bert_ref.sliding import sliding
 from keras_bert_ref.tasks.contract import Row
 from keras_bert_ref.tasks.squad import Question, Squad, Squad2
 from keras_bert_ref.tasks.squad_answers import decode
-from keras_bert_ref.tasks.squad_windows import Window, sliding
+from keras_bert_ref.tasks.squad_windows import Window
 
 QUESTION = 3  # pieces, [CLS] and [SEP] included, before the context
 
