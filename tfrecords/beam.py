@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from keras_bert_ref import errors
-from keras_bert_ref.errors import BertError, ConfigError
+from keras_bert_ref.errors import BertError, ConfigError, OutputError
 
 # How Beam tells of an error that a worker raised, and what it adds to it.
 _OURS = re.compile(r"keras_bert_ref\.errors\.(?P<kind>\w+): (?P<message>.*)")
@@ -93,6 +93,7 @@ class BeamRunner:
 
         Raises:
             BertError: What the task raised, or that the pipeline failed.
+            OutputError: The workers do not see `folder`.
         """
         import apache_beam
 
@@ -111,7 +112,10 @@ class BeamRunner:
             self.run(build)
         found = []
         for number in range(len(items)):
-            result = pickle.loads((results / f"{number}.pickle").read_bytes())
+            try:
+                result = pickle.loads((results / f"{number}.pickle").read_bytes())
+            except FileNotFoundError:
+                raise no_shared_files(folder) from None
             if isinstance(result, Exception):
                 raise result
             found.append(result)
@@ -119,32 +123,48 @@ class BeamRunner:
         return found
 
     def run(self, build: Callable):
-        """Runs the pipeline that `build(pipeline)` makes; returns its result.
+        """Runs the pipeline that `build(pipeline)` makes, to its end; returns its result.
+
+        Interrupted, it cancels the pipeline, wherever that runs.
 
         Raises:
             BertError: It failed: what a worker raised, where Beam tells.
         """
         with quietly():
             import apache_beam
+            from apache_beam.runners.runner import PipelineState
 
-        logging.getLogger("apache_beam").setLevel(logging.ERROR)
-        logging.getLogger("apache_beam.options").setLevel(logging.WARNING)
+        pipeline = None
         try:
-            with (
-                quietly(),
-                apache_beam.Pipeline(options=self._options, **self._named_runner()) as pipeline,
-            ):
-                build(pipeline)
-            return pipeline.result
-        except Exception as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            reason = lines[-1] if lines else repr(error)
-            told = _OURS.search(reason)
-            if isinstance(error, BertError):  # of this process
-                raise type(error)(_WHERE.sub("", reason)) from None
-            if told:
-                raise getattr(errors, told["kind"])(_WHERE.sub("", told["message"])) from None
-            raise BertError(f"the Beam pipeline failed on {self.name}: {reason}") from error
+            with quietly():
+                pipeline = apache_beam.Pipeline(options=self._options, **self._named_runner())
+                with pipeline:
+                    build(pipeline)
+                # Beam's own options may say not to; but what follows needs what it makes.
+                pipeline.result.wait_until_finish()
+        except BaseException as error:
+            with contextlib.suppress(Exception):  # there is none yet, or it has ended
+                pipeline.result.cancel()
+            if not isinstance(error, Exception):
+                raise
+            raise self._told(error) from error
+        if pipeline.result.state != PipelineState.DONE:
+            raise BertError(
+                f"the Beam pipeline on {self.name} ended, but is {pipeline.result.state}"
+            )
+        return pipeline.result
+
+    def _told(self, error):
+        """Returns what a worker raised, as this library's own error; else that Beam failed."""
+        text = _WHERE.sub("", str(error).strip())
+        if isinstance(error, BertError):  # of this process
+            return type(error)(text)
+        if found := list(_OURS.finditer(text)):
+            return getattr(errors, found[-1]["kind"])(found[-1]["message"].strip())
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return BertError(
+            f"the Beam pipeline failed on {self.name}: {lines[-1] if lines else repr(error)}"
+        )
 
     def _named_runner(self):
         if self._runner is None:
@@ -154,28 +174,42 @@ class BeamRunner:
         return {"runner": FnApiRunner()}
 
 
+def no_shared_files(folder: Path) -> OutputError:
+    """Returns what to raise where a pipeline has ended, but what it wrote is not here."""
+    return OutputError(
+        f"{folder} does not hold what the workers wrote: it must be on a file system that they all "
+        "and this machine see, under the same path"
+    )
+
+
 @contextlib.contextmanager
 def quietly():
-    """Keeps what Beam says of parts of it that are not there from the screen, errors excepted."""
+    """Keeps from the screen what Beam says of parts of it that are not there.
+
+    It says so through the root logger; what other loggers say is let through.
+    """
+    logging.getLogger("apache_beam").setLevel(logging.ERROR)
+    logging.getLogger("apache_beam.options").setLevel(logging.WARNING)  # options it passes over
     root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR)
+    root.addFilter(_is_error)
     try:
         yield
     finally:
-        root.setLevel(level)
+        root.removeFilter(_is_error)
+
+
+def _is_error(record):
+    return record.levelno >= logging.ERROR
 
 
 @contextlib.contextmanager
 def _watching(results, count, report):
     """Reports results as their files appear, and all that there are at the end."""
-    waiting, ended = set(range(count)), threading.Event()
+    waiting, ended = {f"{number}.pickle": number for number in range(count)}, threading.Event()
 
     def look():
-        for number in sorted(waiting):
-            if Path(results, f"{number}.pickle").exists():
-                waiting.remove(number)
-                report(number)
+        for name in sorted(waiting.keys() & os.listdir(results)):
+            report(waiting.pop(name))
 
     def look_on():
         while not ended.wait(_SECONDS_BETWEEN_LOOKS):

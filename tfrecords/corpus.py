@@ -55,9 +55,17 @@ def corpus_files(patterns: str | os.PathLike | Iterable[str | os.PathLike]) -> l
 
 
 def corpus_bytes(file: str) -> int:
-    """Returns the size of a file, or of a data set's records."""
+    """Returns the size of a file, or of a data set's records.
+
+    Raises:
+        CorpusError: The file is no longer there.
+        InputError: There is no such data set.
+    """
     if not file.startswith(TFDS):
-        return os.path.getsize(file)
+        try:
+            return os.path.getsize(file)
+        except OSError as error:
+            raise CorpusError(f"{file} cannot be read: {error.strerror or error}.") from None
     with _open_tfds(file) as (_, info):
         return _size_of(info)[0]
 

@@ -73,8 +73,8 @@ def create_pretraining_data(
         deduplicate: Leave out documents whose tokens an earlier one has.
         overwrite: Replace `out` if it holds pretraining data; the old data stay until the new are
             complete.
-        runner: What spreads the work, such as a `tfrecords.beam.BeamRunner`, which needs `out` to
-            be on a file system that its workers see; None for this machine's `processes`. The
+        runner: What spreads the work, called as a `tfrecords.beam.BeamRunner` is, which needs `out`
+            to be on a file system that its workers see; None for this machine's `processes`. The
             shards are the same.
         progress: Called with the phase ("tokenize" in bytes, then "write" in shards), the amount
             done and the total.

@@ -1,10 +1,14 @@
 """Features of more texts than one machine can read: Apache Beam's RunInference, and a pipeline.
 
-Needs the extra `beam`. All workers must see one file system, for texts, model and output.
+Needs the extra `beam`. All workers must see one file system, for texts, model and output, each of
+them under the same path as this machine.
 """
 
+import contextlib
 import copy
+import os
 import reprlib
+import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,26 +17,27 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from keras_bert_ref.errors import ConfigError, InputError, TruncationWarning
+from keras_bert_ref.errors import ConfigError, InputError, OutputError, TruncationWarning
 from keras_bert_ref.features.combining import TEXT_POOLINGS
 from keras_bert_ref.features.extractor import FeatureExtractor
 from keras_bert_ref.features.formats import parquet_schema, parquet_vectors
-from keras_bert_ref.features.reading import InputFile
+from keras_bert_ref.features.reading import InputFile, characters
 from keras_bert_ref.features.writing import spellings
 from keras_bert_ref.files import replacing_folder
-from tfrecords.beam import BeamRunner, quietly
+from tfrecords.beam import BeamRunner, no_shared_files, quietly
+from tfrecords.corpus import TFDS
 
 with quietly():
     import apache_beam
-    from apache_beam.ml.inference.base import (
-        KeyedModelHandler,
-        ModelHandler,
-        PredictionResult,
-        RunInference,
-    )
+    from apache_beam.ml.inference.base import ModelHandler, PredictionResult, RunInference
 
 _SPACE = "keras_bert_ref"  # of Beam's counters
 _PLACES = {"file": pyarrow.string(), "row": pyarrow.int64()}
+
+# Characters that are read at once, to be sorted by length among each other. Vectors of all pieces
+# take 100 times the room of those of texts.
+_CHARACTERS_FOR_TEXTS, _CHARACTERS_FOR_PIECES = 1 << 18, 1 << 14
+_TABLE_BYTES = 1 << 26  # of vectors that are written at once
 
 
 class FeatureHandler(ModelHandler):
@@ -52,11 +57,20 @@ class FeatureHandler(ModelHandler):
     """
 
     def __init__(self, where: str, **options):
-        pooling = options.get("pooling", "mean")
-        # Sorted by length among so many; vectors for all pieces take 100 times the room.
-        rows = 1024 if pooling in TEXT_POOLINGS else 64
-        super().__init__(min_batch_size=rows, max_batch_size=rows)
-        self.where, self.options = str(where), options
+        super().__init__()
+        # Workers have another current folder.
+        self.where = os.path.abspath(where) if os.path.exists(where) else str(where)
+        self.options = options
+
+    def batch_elements_kwargs(self) -> dict:
+        """Returns how RunInference puts elements together: by the characters in them."""
+        of_texts = self.options.get("pooling", "mean") in TEXT_POOLINGS
+        return _by_weight(
+            _CHARACTERS_FOR_TEXTS if of_texts else _CHARACTERS_FOR_PIECES, self._characters
+        )
+
+    def _characters(self, element):
+        return characters(element)
 
     def load_model(self) -> FeatureExtractor:
         """Loads the checkpoint.
@@ -74,6 +88,9 @@ class FeatureHandler(ModelHandler):
         Raises:
             InputError, ConfigError: An element cannot be read.
         """
+        return self._results(batch, model, [reprlib.repr(element) for element in batch])
+
+    def _results(self, batch, model, names):
         extractor = copy.copy(model)  # threads share the model; what was truncated, they do not
         results = []
         with warnings.catch_warnings():
@@ -82,8 +99,7 @@ class FeatureHandler(ModelHandler):
                 for features in extractor.stream(batch, model.pooling not in TEXT_POOLINGS):
                     results.append(PredictionResult(batch[len(results)], features))
             except (ConfigError, InputError) as error:
-                text = reprlib.repr(batch[len(results)])
-                raise type(error)(f"{text}: {error}") from None
+                raise type(error)(f"{names[len(results)]}: {error}") from None
         apache_beam.metrics.Metrics.counter(_SPACE, "truncated").inc(extractor.truncated)
         return results
 
@@ -92,42 +108,63 @@ class FeatureHandler(ModelHandler):
         return _SPACE
 
 
+class _RowHandler(FeatureHandler):
+    """Takes ((file, row), text), which it names where the text cannot be read."""
+
+    def _characters(self, element):
+        return characters(element[1])
+
+    def run_inference(self, batch, model, inference_args=None):
+        places, texts = zip(*batch, strict=True)
+        names = [f"{file}, row {row} (from 0)" for file, row in places]
+        return list(zip(places, self._results(texts, model, names), strict=True))
+
+
 def extract_features(
     runner: BeamRunner,
     files: Sequence[str],
-    handler: FeatureHandler,
-    out: Path,
+    where: str,
+    out: str | os.PathLike,
     *,
     format: str | None = None,
     columns: Sequence[str] = (),
     header: bool | None = None,
     overwrite: bool = False,
-) -> tuple[int, int]:
+    **options,
+) -> tuple[int, int | None]:
     """Writes the features of all rows of files to a folder of Parquet files.
 
-    A row has the `file` and `row` (from 0) that its text is from, for order is none among a
-    pipeline's results, and `features` as in the file that `FeatureFile` makes. The vectors are
-    those of one machine but for rounding, which depends on the texts that share a batch.
+    A row has the `file` (its whole path) and `row` (from 0) that its text is from, for order is
+    none among a pipeline's results, and `features` as in the file that `FeatureFile` makes. The
+    vectors are those of one machine but for rounding, which depends on the texts that share a
+    batch.
 
     Args:
         runner: Of the pipeline.
         files: What to read.
-        handler: Computes the features.
+        where: A checkpoint, see `BertEncoder.from_pretrained`.
         out: The folder to make; it appears when all is done.
         format: Of the files, and `columns`, `header`: see `InputFile`.
         overwrite: Replace such a folder.
+        **options: As of `FeatureExtractor`.
 
     Returns:
-        How many rows it has, and how many of the texts were cut.
+        How many rows it has, and how many of the texts were cut; None where the runner does not
+        tell.
 
     Raises:
         ConfigError, CheckpointError: The model or the columns do not fit.
         InputError: A file cannot be read, or a row of it. No features are kept.
-        OutputError: `out` is in use, or cannot be written.
+        OutputError: `out` is in use, cannot be written, or is not seen by the workers.
         BertError: The pipeline failed.
     """
     reading = (format, tuple(columns), header)
-    known = [path.name for path in Path(out).glob("features-*.parquet")]
+    if named := next((file for file in files if str(file).startswith(TFDS)), None):
+        raise ConfigError(f"{named}: features are of files, not of tensorflow-datasets")
+    files = [os.path.abspath(file) for file in files]
+    handler = _RowHandler(where, **options)
+    out = Path(out).expanduser()
+    known = [path.name for path in out.glob("features-*.parquet")]
     with replacing_folder(out, known, overwrite) as folder:
         for file in files:  # before machines are started
             InputFile(file, *reading)
@@ -137,37 +174,81 @@ def extract_features(
         del extractor
         for name in reversed(_PLACES):
             schema = schema.insert(0, pyarrow.field(name, _PLACES[name]))
+        count_file = folder / "rows"
 
         def build(pipeline):
-            rows = pipeline | "files" >> apache_beam.Create(list(files))
+            rows = pipeline | "files" >> apache_beam.Create(files)
             rows = rows | "spread files" >> apache_beam.Reshuffle()
             rows = rows | "read" >> apache_beam.FlatMap(_rows, *reading)
-            # Few files are work for many; and all has been read before anything is computed.
-            rows = rows | "spread rows" >> apache_beam.Reshuffle()
-            found = rows | "encode" >> RunInference(KeyedModelHandler(handler))
-            few = handler.batch_elements_kwargs()["max_batch_size"]
-            found = found | "gather" >> apache_beam.BatchElements(few, few)
-            tables = found | "tables" >> apache_beam.Map(_table, schema)
+            rows = rows | "spread rows" >> apache_beam.Reshuffle()  # few files, work for many
+            count = rows | "count" >> apache_beam.combiners.Count.Globally()
+            _ = count | "write count" >> apache_beam.Map(_write_count, str(count_file))
+            found = rows | "encode" >> RunInference(handler)
+            gather = apache_beam.BatchElements(**_by_weight(_TABLE_BYTES, _bytes))
+            tables = found | "gather" >> gather | "tables" >> apache_beam.Map(_table, schema)
             _ = tables | "write" >> apache_beam.io.WriteToParquetBatched(
                 str(folder / "features"), schema, file_name_suffix=".parquet"
             )
 
         result = runner.run(build)
-        parts = [pyarrow.parquet.read_metadata(path) for path in folder.glob("*.parquet")]
-        if not parts:
-            pyarrow.parquet.write_table(
-                schema.empty_table(), folder / "features-00000-of-00001.parquet"
-            )
-        counters = result.metrics().query(
-            apache_beam.metrics.MetricsFilter().with_namespace(_SPACE).with_name("truncated")
-        )["counters"]
-    return sum(part.num_rows for part in parts), sum(one.result for one in counters)
+        _check_complete(folder, count_file, schema)
+        count = int(count_file.read_text())
+        count_file.unlink()
+    return count, _truncated(result)
+
+
+def _by_weight(most, weight):
+    """Returns how `BatchElements` makes batches of a weight; one too heavy is a batch of its own"""
+    # Beam would put an empty batch before it.
+    return {
+        "min_batch_size": most,
+        "max_batch_size": most,
+        "element_size_fn": lambda element: min(most, weight(element)),
+    }
 
 
 def _rows(file: str, *reading) -> Iterator:
     """Yields ((file, row), text)."""
     for row, (_, value) in enumerate(InputFile(file, *reading)):
         yield (file, row), value
+
+
+def _write_count(count, file):
+    Path(file).write_text(str(count))
+
+
+def _bytes(found):
+    features = found[1].inference
+    return (features if isinstance(features, np.ndarray) else features.values).nbytes
+
+
+def _check_complete(folder, count_file, schema):
+    """Raises OutputError unless the folder holds all rows that were read; clears up what else."""
+    for stray in folder.glob("beam-temp-*"):
+        shutil.rmtree(stray, ignore_errors=True)
+    if not count_file.exists():
+        raise no_shared_files(folder)
+    count = int(count_file.read_text())
+    if not count:
+        pyarrow.parquet.write_table(
+            schema.empty_table(), folder / "features-00000-of-00001.parquet"
+        )
+    parts = [pyarrow.parquet.read_metadata(path) for path in folder.glob("*.parquet")]
+    if (written := sum(part.num_rows for part in parts)) != count:
+        raise OutputError(
+            f"{folder} got {written:,} of {count:,} rows from the pipeline's workers: it must be "
+            "on a file system that they all and this machine see"
+        )
+
+
+def _truncated(result):
+    """Returns how many texts were cut; None where the runner does not tell."""
+    with contextlib.suppress(Exception):  # of any kind: runners are many
+        counters = result.metrics().query(
+            apache_beam.metrics.MetricsFilter().with_namespace(_SPACE).with_name("truncated")
+        )["counters"]
+        return sum(one.result for one in counters)
+    return None
 
 
 def _table(found: Iterable, schema: pyarrow.Schema) -> pyarrow.Table:

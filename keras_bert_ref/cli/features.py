@@ -101,7 +101,8 @@ def features(
 ):
     """Compute features of texts with a frozen encoder (paper, section 5.3).
 
-    Interrupted, or stopped by a bad row, the same command goes on where it was.
+    Interrupted, or stopped by a bad row, the same command goes on where it was; with --runner beam,
+    a folder appears when all is done, or not at all.
     """
     from keras_bert_ref.features.reading import InputFile
     from keras_bert_ref.features.writing import SUFFIXES, FeatureFile, check_output
@@ -158,12 +159,12 @@ def features(
 
 def _extract_by_pipeline(runner, texts, where, out, options, reading, overwrite):
     from tfrecords.corpus import corpus_files
-    from tfrecords.feature_pipeline import FeatureHandler, extract_features
+    from tfrecords.feature_pipeline import extract_features
 
     files = corpus_files(texts)
     with console.status(f"{len(files):,} files on {runner.name}"):
         rows, cut = extract_features(
-            runner, files, FeatureHandler(where, **options), out, **reading, overwrite=overwrite
+            runner, files, where, out, **reading, overwrite=overwrite, **options
         )
     _tell(f"{rows:,} rows{f', {cut:,} of them cut' if cut else ''}: vectors in {out}")
 
@@ -207,11 +208,13 @@ def _steps(rows):
     That steps are the same in every run, and each is computed by itself, makes features equal to
     the last bit whether a run was interrupted or not.
     """
+    from keras_bert_ref.features.reading import characters
+
     step, size, failed = [], 0, None
     try:
         for place, value in rows:
             step.append((place, value))
-            size += 8 + (len(value) if isinstance(value, str) else sum(map(len, value)))
+            size += characters(value)
             if size >= _STEP:
                 yield step
                 step, size = [], 0

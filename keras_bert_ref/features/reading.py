@@ -20,6 +20,11 @@ FORMATS = {
 }
 
 
+def characters(value):
+    """Returns about how much there is to compute for a text, a pair, or a list of words."""
+    return 8 + (len(value) if isinstance(value, str) else sum(map(len, value)))
+
+
 class InputFile:
     """A file of texts, an iterable of (place, value).
 

@@ -1,15 +1,16 @@
 """The same shards from an Apache Beam pipeline as from this machine's processes."""
 
+import logging
 import sys
 import time
 
 import numpy as np
 import pytest
 
-from keras_bert_ref.errors import BertError, ConfigError, CorpusError
+from keras_bert_ref.errors import BertError, ConfigError, CorpusError, OutputError
 from keras_bert_ref.tokenization import WordPieceTokenizer
 from keras_bert_ref.vocabulary import SPECIAL_PIECES
-from tfrecords.beam import BeamRunner
+from tfrecords.beam import BeamRunner, quietly
 from tfrecords.create import create_pretraining_data
 from tfrecords.store import TokenizeFile, build_store, join_stores
 
@@ -56,6 +57,55 @@ def test_errors_of_workers_are_raised_here(tmp_path):
         BeamRunner()(fail, [3], tmp_path)
     with pytest.raises(BertError, match=r"Beam pipeline failed on FnApiRunner.*a fault of ours"):
         BeamRunner()(break_down, [3], tmp_path)
+
+
+class Elsewhere:
+    """Stands for a pipeline that runs on other machines."""
+
+    def __init__(self, **_):
+        self.result, self.state, self.cancelled = self, "DONE", False
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def wait_until_finish(self):
+        if self.state == "RUNNING":
+            raise KeyboardInterrupt
+
+    def cancel(self):
+        self.cancelled = True
+
+
+def test_a_pipeline_elsewhere_ends_with_its_driver_or_before(monkeypatch, tmp_path):
+    import apache_beam
+
+    pipeline = Elsewhere()
+    monkeypatch.setattr(apache_beam, "Pipeline", lambda **_: pipeline)
+    assert BeamRunner().run(lambda _: None) is pipeline
+    pipeline.state = "CANCELLED"
+    with pytest.raises(BertError, match="on FnApiRunner ended, but is CANCELLED"):
+        BeamRunner().run(lambda _: None)
+    assert not pipeline.cancelled
+    pipeline.state = "RUNNING"
+    with pytest.raises(KeyboardInterrupt):
+        BeamRunner().run(lambda _: None)
+    assert pipeline.cancelled
+    # Done, but on machines that do not see the folder.
+    pipeline.state = "DONE"
+    monkeypatch.setattr(apache_beam, "Create", lambda items: pipeline)
+    monkeypatch.setattr(Elsewhere, "__or__", lambda self, other: self, raising=False)
+    with pytest.raises(OutputError, match="does not hold what the workers wrote"):
+        BeamRunner()(square, range(2), tmp_path)
+
+
+def test_only_what_beam_says_at_the_root_is_kept_quiet(caplog):
+    with quietly():
+        logging.warning("a part is not there")
+        logging.getLogger("mine").warning("a thing of mine")
+    assert caplog.messages == ["a thing of mine"]
 
 
 @pytest.mark.slow

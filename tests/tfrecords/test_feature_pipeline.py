@@ -2,6 +2,10 @@
 
 import functools
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,11 +15,17 @@ from command_line import run_command
 apache_beam = pytest.importorskip("apache_beam")
 parquet = pytest.importorskip("pyarrow.parquet")
 
+from apache_beam.ml.inference.base import RunInference  # noqa: E402
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner  # noqa: E402
+from apache_beam.testing.util import assert_that  # noqa: E402
+
 from keras_bert_ref import FeatureExtractor  # noqa: E402
 from keras_bert_ref.cli import progress  # noqa: E402
 from keras_bert_ref.features.writing import spellings  # noqa: E402
+from tfrecords.beam import BeamRunner  # noqa: E402
 from tfrecords.feature_pipeline import FeatureHandler  # noqa: E402
 
+COMMAND = "from keras_bert_ref import cli; import sys; sys.argv.insert(1, 'features'); cli.main()"
 TEXTS = [f"ab c{'d' * (n % 5)} word{n % 40}" for n in range(40)]
 
 
@@ -106,12 +116,93 @@ def test_a_bad_row_is_named_and_nothing_is_left(command, model, tmp_path):
 
 
 def test_a_text_that_windows_cannot_hold_is_named(command, model, tmp_path):
-    (tmp_path / "a.txt").write_text("ab " * 30 + "||| word1 word2\n")
+    (tmp_path / "a.txt").write_text("ab\nab\n" + "ab " * 30 + "||| word1 word2\nab\n")
     options = ("--overflow", "slide", "--max-length", "16", "--out", tmp_path / "out")
     code, _, error = command(tmp_path / "a.txt", model, *options)
     assert code == 2
-    assert error.startswith("error: ('ab ab")
+    assert error.startswith(f"error: {tmp_path / 'a.txt'}, row 2 (from 0): ")
     assert "put the longer text second" in error
+
+
+class Pipeline(BeamRunner):
+    """What runs elsewhere, and may not do all that is asked of it."""
+
+    def __init__(self, after, monkeypatch):
+        super().__init__()
+        self.after = after
+        monkeypatch.setattr("keras_bert_ref.cli.features.make_runner", lambda *_: self)
+
+    def run(self, build):
+        result = super().run(build)
+        self.after()
+        return result
+
+
+@pytest.mark.parametrize("missing", ["*", "features-*", "rows"])
+def test_what_workers_wrote_elsewhere_is_not_taken_for_nothing(
+    command, model, tmp_path, monkeypatch, missing
+):
+    def lose():
+        for path in tmp_path.glob(f".out.*/{missing}"):
+            path.unlink()
+
+    Pipeline(lose, monkeypatch)
+    (tmp_path / "a.txt").write_text("ab\nab\n")
+    code, _, error = command(tmp_path / "a.txt", model, "--out", tmp_path / "out")
+    assert code == 1
+    assert f"error: {tmp_path / 'out'} " in error
+    assert "file system" in error
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_what_a_pipeline_left_does_not_appear(command, model, tmp_path, monkeypatch):
+    def leave():
+        (folder,) = tmp_path.glob(".out.*")
+        (folder / "beam-temp-features-1234").mkdir()
+
+    Pipeline(leave, monkeypatch)
+    (tmp_path / "a.txt").write_text("ab\nab\n")
+    assert command(tmp_path / "a.txt", model, "--out", tmp_path / "out")[0] == 0
+    assert all(path.match("features-*.parquet") for path in (tmp_path / "out").iterdir())
+
+
+def test_long_texts_come_in_small_batches(model):
+    texts = ["a" * 10_000, "b" * 50_000, "c" * 10_000, "d"]
+
+    def check(batches):
+        assert sorted(text for batch in batches for text in batch) == texts
+        for batch in batches:
+            assert len(batch) == 1 or sum(map(len, batch)) <= 1 << 14
+
+    options = FeatureHandler(model, pooling="pieces").batch_elements_kwargs()
+    with apache_beam.Pipeline(FnApiRunner()) as pipeline:
+        found = pipeline | apache_beam.Create(texts) | apache_beam.BatchElements(**options)
+        assert_that(found, check)
+
+
+@pytest.mark.slow
+def test_two_processes_and_paths_of_the_current_folder(model, tmp_path):
+    (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in TEXTS))
+    Path(model).rename(tmp_path / "model")
+    of_beam = "--direct_num_workers=2 --direct_running_mode=multi_processing"
+    options = ("--runner", "beam", "--beam-options", of_beam)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", COMMAND, "a.txt", "model", "--out", "out", *options],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.getcwd()},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    finally:
+        (tmp_path / "model").rename(model)
+    assert done.returncode == 0, done.stderr
+    rows = read(tmp_path / "out")
+    assert [row["row"] for row in rows] == list(range(len(TEXTS)))
+    found = np.stack([row["features"] for row in rows])
+    expected = FeatureExtractor(model).extract(TEXTS)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -133,11 +224,15 @@ def test_what_cannot_be_is_said_before_any_work(
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_a_pipeline_of_ones_own(model):
-    from apache_beam.ml.inference.base import RunInference
-    from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-    from apache_beam.testing.util import assert_that
+def test_data_sets_are_not_read(command, model, tmp_path):
+    code, _, error = command("tfds:glue/mrpc", model, "--out", tmp_path / "out")
+    assert (code, error) == (
+        2,
+        "error: tfds:glue/mrpc: features are of files, not of tensorflow-datasets\n",
+    )
 
+
+def test_a_pipeline_of_ones_own(model):
     expected = FeatureExtractor(model, pooling="cls").extract(TEXTS[:3])
 
     def check(results):
