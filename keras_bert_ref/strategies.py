@@ -14,6 +14,7 @@ from keras_bert_ref._tensorflow import tf
 from keras_bert_ref.errors import ConfigError, WorkerError
 
 STRATEGIES = ("auto", "one-device", "mirrored", "multi-worker", "tpu")
+_LONGEST_TIMEOUT = 1_000_000  # in seconds: eleven days
 
 
 def make_strategy(name="auto", *, tpu=None, timeout=600):
@@ -27,14 +28,21 @@ def make_strategy(name="auto", *, tpu=None, timeout=600):
             the first that applies of "tpu" where one is named, "multi-worker" where `TF_CONFIG`
             names several, "mirrored" where there are several GPUs, and "one-device".
         tpu: the TPU's name or address; "local" for those of this machine.
-        timeout: seconds to wait for other workers.
+        timeout: seconds to wait for other workers. One that is lost while TensorFlow itself starts
+            ends this process by SIGKILL when they are over.
 
     Raises:
-        ConfigError: the name is unknown, `TF_CONFIG` is wrong, or there is no such TPU.
+        ConfigError: the name is unknown, `TF_CONFIG` or the timeout is wrong, or there is no such
+            TPU.
         WorkerError: a worker cannot be reached.
     """
     if name not in STRATEGIES:
         raise ConfigError(f"strategy {name!r} is unknown: choose one of {', '.join(STRATEGIES)}")
+    if not 0 < timeout <= _LONGEST_TIMEOUT:
+        raise ConfigError(
+            f"the timeout of workers must be above 0 and at most {_LONGEST_TIMEOUT:,} s, "
+            f"not {timeout:g}"
+        )
     if tpu is not None and name not in ("auto", "tpu"):
         raise ConfigError(f"a TPU is named, but the strategy is {name}: leave one of them out")
     if name == "tpu" or tpu is not None:
@@ -180,6 +188,7 @@ def _ending_after(timeout, reason):
     watch = subprocess.Popen(
         [sys.executable, "-SE", "-c", _WATCH, str(os.getpid()), str(timeout), reason],
         stdin=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is not for it
     )
     try:
         yield

@@ -162,7 +162,8 @@ class Trainer:
                 dataset of (features, labels), of the batch size of one replica; a step takes a
                 batch for each replica. The same first step must always give the same batches.
             evaluation: a finite dataset of (features, labels) in batches of any size, which the
-                replicas share; a function that returns metrics, name → number; or None.
+                replicas share; a function that returns metrics, name → number, which SIGTERM does
+                not end early; or None.
             report: a function called with (step, metrics) after each host call, where metrics is
                 None between logged steps.
 
@@ -271,23 +272,28 @@ class Trainer:
         place = f"at step {step}, which is saved" if step else "before the first step"
         raise PreemptedError(f"told to end (SIGTERM) {place}: the same command goes on from here")
 
-    def _evaluate(self, dataset, sigterm):
-        """As `evaluate`, but does what SIGTERM tells in its midst."""
-        results = self.evaluate(dataset, lambda: self.job.any(sigterm.came))
-        if results is None:
-            self._end_early()
-        return results
+    def _evaluate(self, evaluation, sigterm):
+        """Returns the metrics of a dataset, if SIGTERM does not come first, or of a function."""
+        if callable(evaluation):
+            return evaluation()
+        every = 1 if self.job.size == 1 else _BATCHES_BETWEEN_QUESTIONS
+        for number in self._test(evaluation):
+            if number % every == 0 and self.job.any(sigterm.came):
+                self._end_early()
+        return self._results()
 
-    def evaluate(self, dataset, told_to_end=lambda: False):
-        """Returns the metrics over a finite dataset of (features, labels), or of a function.
+    def evaluate(self, dataset):
+        """Returns the metrics over a finite dataset of (features, labels).
 
         Args:
-            dataset: in batches of any size, which the replicas share; or a function.
-            told_to_end: is asked every few batches of a dataset, on all workers alike; where it
-                says so, nothing more is computed, and None returned.
+            dataset: in batches of any size, which the replicas share.
         """
-        if callable(dataset):
-            return dataset()
+        for _ in self._test(dataset):
+            pass
+        return self._results()
+
+    def _test(self, dataset):
+        """Yields the number of each batch, from 1, when the metrics have seen it."""
         self.model.reset_metrics()
         if self.job.size > 1:  # every worker reads all, and takes its share of the rows
             options = tf.data.Options()
@@ -298,9 +304,7 @@ class Trainer:
         batches = self.strategy.experimental_distribute_dataset(dataset)
         for number, batch in enumerate(batches, start=1):
             self._test_function(batch)
-            if number % _BATCHES_BETWEEN_QUESTIONS == 0 and told_to_end():
-                return None
-        return self._results()
+            yield number
 
     def _steps_function(self, make_dataset):
         """Returns a function that trains so many steps, and returns whether all went well."""

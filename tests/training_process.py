@@ -36,8 +36,10 @@ def batch(number, rows=B):
     return features, {**labels, "masked_lm_weights": weights}
 
 
-def dataset(first, share=(0, 1), *, rows=None, spoiled=()):
+def dataset(first, share=(0, 1), *, rows=None, spoiled=(), pause=0.0):
     """Batches from number `first` on, or one worker's share of each, cut into `rows`."""
+    import time
+
     from keras_bert_ref._tensorflow import tf
 
     part, parts = share
@@ -59,6 +61,7 @@ def dataset(first, share=(0, 1), *, rows=None, spoiled=()):
                 labels["masked_lm_weights"][:] = np.inf
             yield features, labels
             number += 1
+            time.sleep(pause)
 
     whole = tf.data.Dataset.from_generator(generate, output_signature=spec)
     return whole if rows is None else whole.unbatch().batch(rows, drop_remainder=True)
@@ -80,6 +83,8 @@ def main(
     spoiled=(),
     fails_at=None,
     batch_size=B,
+    evaluation_batches=5,
+    evaluation_pause=0.0,
     **schedule,
 ):
     """Trains once for each number of micro-batches in `parts`; saves the weights of each."""
@@ -134,7 +139,8 @@ def main(
             if fails_at is not None and step >= fails_at:
                 raise RecordError("record 7 is damaged")
 
-        results = trainer.train(batches, dataset(1000, rows=3).take(5), report=report)
+        evaluation = dataset(1000, rows=3, pause=evaluation_pause).take(evaluation_batches)
+        results = trainer.train(batches, evaluation, report=report)
         if job.is_first:
             values = [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
             np.savez(place / "weights.npz", *values)

@@ -192,6 +192,7 @@ def _train(job, model, out, phases, schedules, rows, recipe, config):
         for phase, schedule in zip(phases, schedules, strict=True):
             trainer = Trainer(model, out, schedule)
             done = trainer.latest_step
+            job.check_same({"the last checkpoint": done})  # before any of them passes a phase over
             if done > phase.last:
                 continue
             if done > phase.first and job.is_first:

@@ -164,6 +164,20 @@ def test_one_worker_told_to_end_ends_all_with_their_state_saved(tmp_path):
 
 
 @pytest.mark.slow
+def test_one_worker_told_to_end_ends_an_evaluation_of_all(tmp_path):
+    """Between two of the batches at which they ask each other."""
+    first, second = start_two(tmp_path, {"evaluation_batches": 100, "evaluation_pause": 0.3})
+    wait_for_step(second, 20)  # the last: the evaluation follows
+    second.send_signal(signal.SIGTERM)
+    for process in (first, second):
+        code, _, errors = ended(process)
+        assert code == 75, errors[-3000:]
+        assert "told to end (SIGTERM) at step 20, which is saved" in errors
+    lines = read_metrics(tmp_path / "1/metrics.jsonl")
+    assert all(line["split"] == "train" for line in lines)
+
+
+@pytest.mark.slow
 def test_workers_with_different_settings_are_told(tmp_path):
     for process in start_two(tmp_path, {}, {"rate": 1e-3}):
         code, _, errors = ended(process)
@@ -211,6 +225,7 @@ def test_two_workers_at_the_command_line(tmp_path):
             *("-c", "from keras_bert_ref.cli import main; main()", "pretrain"),
             *("--data", data, "--out", tmp_path / "run", "--batch-size", 8),
             *("--config", tmp_path / "config.json", "--steps", 4, "--worker-timeout", 120),
+            *("--long-data", data, "--long-steps", 2),
         ]
         pair = (
             start_python(*command, *more, worker=number, ports=ports)
@@ -232,6 +247,7 @@ def test_two_workers_at_the_command_line(tmp_path):
         ("--learning-rate", 3, "learning_rate"),
         ("--evaluate-every", 3, "evaluate"),
         ("--data", other_data, "data is"),
+        ("--out", tmp_path / "elsewhere", "the last checkpoint is 4 in the first and 0 in that"),
     ):
         for code, _, errors in pretrain([], [option, value]):
             assert code == 2 and "the workers differ" in errors and name in errors, errors
@@ -299,6 +315,12 @@ def test_tf_config_names_the_chief_first(monkeypatch):
     assert Cluster.from_environment() is None
     with pytest.raises(ConfigError, match="needs TF_CONFIG"):
         make_strategy("multi-worker")
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan")])
+def test_a_timeout_that_is_none(timeout):
+    with pytest.raises(ConfigError, match="timeout of workers must be above 0"):
+        make_strategy(timeout=timeout)
 
 
 def test_a_tpu_that_is_not_there():
