@@ -133,12 +133,13 @@ def test_a_run_with_other_settings_is_refused_by_name(start, done):
         prepared(start, done.folder, task=TextClassification(max_length=25)).run([TRIAL])
 
 
-def test_an_interrupt_during_an_epochs_evaluation_loses_none(start, whole, tmp_path):
+@pytest.mark.parametrize("how", [KeyboardInterrupt, Killed])
+def test_an_end_during_an_epochs_evaluation_loses_none(start, whole, tmp_path, how):
     def interrupted(self, *arguments):
-        raise KeyboardInterrupt
+        raise how
 
     for _ in range(2):  # in the first epoch's, and when it is made good
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(how):
             patch.setattr(TextClassification, "score", interrupted)
             prepared(start, tmp_path).run([TRIAL])
     assert_ends_as_undisturbed(prepared(start, tmp_path), whole)
