@@ -202,6 +202,27 @@ def test_many_threads_write_one_cache(tmp_path):
             np.testing.assert_array_equal(arrays[name], array)
 
 
+def test_what_sqlite_does_not_wait_for_is_tried_again(tmp_path):
+    tries = []
+
+    def work(connection):
+        tries.append(connection)
+        if len(tries) < 3:
+            # Another connection reads, so that the switch is refused at once.
+            other = sqlite3.connect(cache.path)
+            other.execute("BEGIN")
+            other.execute("SELECT * FROM features").fetchall()
+            try:
+                connection.execute("PRAGMA journal_mode=DELETE")
+            finally:
+                other.close()
+        return "done"
+
+    cache = FeatureCache(tmp_path)
+    assert cache._transaction(work) == "done"
+    assert len(tries) == 3
+
+
 def test_a_damaged_cache_is_named(folder, tmp_path):
     (tmp_path / "features-1.sqlite").write_text("this is no database, however long it goes on")
     with pytest.raises(OutputError, match=r"features-1\.sqlite cannot be used: .*: delete it"):

@@ -355,9 +355,9 @@ def test_real_weights_in_tensorflows_own_loader(program, tmp_path, kind):
     ]
     live = Answering(model, **options)
     for (name, inputs), found in zip(requests, loader.answers(requests, tmp_path), strict=True):
-        # Hidden states are of numbers up to 10, and float32 has seven digits.
+        # Hidden states are of numbers up to 10, and kernels add up in orders of their own.
         states = kind in ("encoder", "features")
-        assert_same(found, ask(live, name, **inputs), apart=3e-5 if states else 1e-5)
+        assert_same(found, ask(live, name, **inputs), apart=1e-4 if states else 1e-5)
 
 
 # Requests that are no good, and those after them
