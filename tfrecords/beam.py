@@ -20,11 +20,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from keras_bert_ref import errors
-from keras_bert_ref.errors import BertError, ConfigError, OutputError
+from keras_bert_ref.errors import BertError, BertWarning, ConfigError, OutputError
 
 # How Beam tells of an error that a worker raised, and what it adds to it.
 _OURS = re.compile(r"keras_bert_ref\.errors\.(?P<kind>\w+): (?P<message>.*)")
 _WHERE = re.compile(r" \[while running [^\]]*\]$")
+_RAISED = re.compile(r"(Caused by: )?[\w.$]+(Error|Exception)\b")
 
 _SECONDS_BETWEEN_LOOKS = 2.0
 
@@ -125,7 +126,7 @@ class BeamRunner:
     def run(self, build: Callable):
         """Runs the pipeline that `build(pipeline)` makes, to its end; returns its result.
 
-        Interrupted, it cancels the pipeline, wherever that runs.
+        Interrupted, it asks the runner to end the pipeline, and warns where that cannot be.
 
         Raises:
             BertError: It failed: what a worker raised, where Beam tells.
@@ -142,29 +143,38 @@ class BeamRunner:
                     build(pipeline)
                 # Beam's own options may say not to; but what follows needs what it makes.
                 pipeline.result.wait_until_finish()
-        except BaseException as error:
-            with contextlib.suppress(Exception):  # there is none yet, or it has ended
-                pipeline.result.cancel()
-            if not isinstance(error, Exception):
-                raise
+                state = pipeline.result.state
+        except Exception as error:
             raise self._told(error) from error
-        if pipeline.result.state != PipelineState.DONE:
-            raise BertError(
-                f"the Beam pipeline on {self.name} ended, but is {pipeline.result.state}"
-            )
+        except BaseException:
+            if self._runner is None:  # elsewhere: a local one ends with this process
+                self._cancel(pipeline)
+            raise
+        if state != PipelineState.DONE:
+            raise BertError(f"the Beam pipeline on {self.name} ended, but is {state}")
         return pipeline.result
+
+    def _cancel(self, pipeline):
+        try:
+            pipeline.result.cancel()
+        except Exception:  # not begun, or its job server, which Ctrl-C is for too, ended first
+            BertWarning.issue(
+                f"the pipeline could not be cancelled, and may go on: look for it on {self.name}"
+            )
 
     def _told(self, error):
         """Returns what a worker raised, as this library's own error; else that Beam failed."""
-        text = _WHERE.sub("", str(error).strip())
         if isinstance(error, BertError):  # of this process
-            return type(error)(text)
-        if found := list(_OURS.finditer(text)):
-            return getattr(errors, found[-1]["kind"])(found[-1]["message"].strip())
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return BertError(
-            f"the Beam pipeline failed on {self.name}: {lines[-1] if lines else repr(error)}"
-        )
+            return type(error)(_WHERE.sub("", str(error)))
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        # The last error of a traceback, which frames of Java may follow.
+        raised = [line for line in lines if _RAISED.match(line)] or lines or [repr(error)]
+        reason = _WHERE.sub("", raised[-1])
+        if told := _OURS.search(reason):
+            kind = getattr(errors, told["kind"], None)
+            if isinstance(kind, type) and issubclass(kind, BertError):
+                return kind(told["message"])
+        return BertError(f"the Beam pipeline failed on {self.name}: {reason}")
 
     def _named_runner(self):
         if self._runner is None:
@@ -186,16 +196,21 @@ def no_shared_files(folder: Path) -> OutputError:
 def quietly():
     """Keeps from the screen what Beam says of parts of it that are not there.
 
-    It says so through the root logger; what other loggers say is let through.
+    It says so through its own loggers and the root one; what others say is let through.
     """
-    logging.getLogger("apache_beam").setLevel(logging.ERROR)
-    logging.getLogger("apache_beam.options").setLevel(logging.WARNING)  # options it passes over
     root = logging.getLogger()
+    # Of options that it passes over, it should warn.
+    own = {"apache_beam": logging.ERROR, "apache_beam.options": logging.WARNING}
+    before = {name: logging.getLogger(name).level for name in own}
+    for name, level in own.items():
+        logging.getLogger(name).setLevel(level)
     root.addFilter(_is_error)
     try:
         yield
     finally:
         root.removeFilter(_is_error)
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def _is_error(record):
@@ -234,6 +249,8 @@ class _Run:
 
     def __call__(self, numbered):
         number, item = numbered
+        if not os.path.isdir(self.results):
+            raise no_shared_files(Path(self.results).parent)
         try:
             result = _load(self.task_file)(item)
         except BertError as error:  # not for Beam to try again: the driver raises it

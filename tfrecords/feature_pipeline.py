@@ -23,7 +23,7 @@ from keras_bert_ref.features.extractor import FeatureExtractor
 from keras_bert_ref.features.formats import parquet_schema, parquet_vectors
 from keras_bert_ref.features.reading import InputFile, characters
 from keras_bert_ref.features.writing import spellings
-from keras_bert_ref.files import replacing_folder
+from keras_bert_ref.files import replace_text, replacing_folder, writing
 from tfrecords.beam import BeamRunner, no_shared_files, quietly
 from tfrecords.corpus import TFDS
 
@@ -58,19 +58,20 @@ class FeatureHandler(ModelHandler):
 
     def __init__(self, where: str, **options):
         super().__init__()
-        # Workers have another current folder.
-        self.where = os.path.abspath(where) if os.path.exists(where) else str(where)
+        place = Path(where).expanduser()
+        # Workers have another current folder, and another home.
+        local = place.exists() or place.with_name(f"{place.name}.index").exists()
+        self.where = os.path.abspath(place) if local else str(where)
         self.options = options
 
     def batch_elements_kwargs(self) -> dict:
-        """Returns how RunInference puts elements together: by the characters in them."""
-        of_texts = self.options.get("pooling", "mean") in TEXT_POOLINGS
-        return _by_weight(
-            _CHARACTERS_FOR_TEXTS if of_texts else _CHARACTERS_FOR_PIECES, self._characters
-        )
+        """Returns how RunInference puts elements together: by the characters in them.
 
-    def _characters(self, element):
-        return characters(element)
+        Keys, of a `KeyedModelHandler`, count as texts do.
+        """
+        of_texts = self.options.get("pooling", "mean") in TEXT_POOLINGS
+        most = _CHARACTERS_FOR_TEXTS if of_texts else _CHARACTERS_FOR_PIECES
+        return _by_weight(most, _characters)
 
     def load_model(self) -> FeatureExtractor:
         """Loads the checkpoint.
@@ -99,7 +100,9 @@ class FeatureHandler(ModelHandler):
                 for features in extractor.stream(batch, model.pooling not in TEXT_POOLINGS):
                     results.append(PredictionResult(batch[len(results)], features))
             except (ConfigError, InputError) as error:
-                raise type(error)(f"{names[len(results)]}: {error}") from None
+                number = len(results)  # within the batch, which means nothing to anyone
+                reason = str(error).removeprefix(f"row {number} is a ")
+                raise type(error)(f"{names[number]}: {reason}") from None
         apache_beam.metrics.Metrics.counter(_SPACE, "truncated").inc(extractor.truncated)
         return results
 
@@ -110,9 +113,6 @@ class FeatureHandler(ModelHandler):
 
 class _RowHandler(FeatureHandler):
     """Takes ((file, row), text), which it names where the text cannot be read."""
-
-    def _characters(self, element):
-        return characters(element[1])
 
     def run_inference(self, batch, model, inference_args=None):
         places, texts = zip(*batch, strict=True)
@@ -150,7 +150,7 @@ def extract_features(
 
     Returns:
         How many rows it has, and how many of the texts were cut; None where the runner does not
-        tell.
+        tell. Texts of work that was done twice, for a worker was lost, may count twice.
 
     Raises:
         ConfigError, CheckpointError: The model or the columns do not fit.
@@ -164,7 +164,9 @@ def extract_features(
     files = [os.path.abspath(file) for file in files]
     handler = _RowHandler(where, **options)
     out = Path(out).expanduser()
-    known = [path.name for path in out.glob("features-*.parquet")]
+    if within := [file for file in files if Path(file).resolve().parent == out.resolve()]:
+        raise OutputError(f"{within[0]} is to be read, and {out} to be made: name another folder")
+    known = [path.name for path in out.glob("features-*-of-*.parquet")]
     with replacing_folder(out, known, overwrite) as folder:
         for file in files:  # before machines are started
             InputFile(file, *reading)
@@ -191,10 +193,13 @@ def extract_features(
             )
 
         result = runner.run(build)
-        _check_complete(folder, count_file, schema)
-        count = int(count_file.read_text())
-        count_file.unlink()
-    return count, _truncated(result)
+        with writing(out):
+            count = _complete(folder, count_file, schema)
+    return count, _truncated(result) if count else 0
+
+
+def _characters(element):
+    return 8 + characters(element)  # an empty text is work, too
 
 
 def _by_weight(most, weight):
@@ -214,7 +219,9 @@ def _rows(file: str, *reading) -> Iterator:
 
 
 def _write_count(count, file):
-    Path(file).write_text(str(count))
+    if not Path(file).parent.is_dir():
+        raise no_shared_files(Path(file).parent)
+    replace_text(file, str(count))
 
 
 def _bytes(found):
@@ -222,23 +229,32 @@ def _bytes(found):
     return (features if isinstance(features, np.ndarray) else features.values).nbytes
 
 
-def _check_complete(folder, count_file, schema):
-    """Raises OutputError unless the folder holds all rows that were read; clears up what else."""
+def _complete(folder, count_file, schema):
+    """Returns how many rows were read, if the folder holds them all; clears up what else it holds.
+
+    Raises:
+        OutputError: It does not.
+    """
     for stray in folder.glob("beam-temp-*"):
         shutil.rmtree(stray, ignore_errors=True)
     if not count_file.exists():
         raise no_shared_files(folder)
     count = int(count_file.read_text())
+    count_file.unlink()
     if not count:
         pyarrow.parquet.write_table(
             schema.empty_table(), folder / "features-00000-of-00001.parquet"
         )
-    parts = [pyarrow.parquet.read_metadata(path) for path in folder.glob("*.parquet")]
+    try:
+        parts = [pyarrow.parquet.read_metadata(path) for path in folder.glob("*.parquet")]
+    except pyarrow.ArrowInvalid as error:
+        raise OutputError(f"{folder} got a damaged file from the pipeline: {error}") from None
     if (written := sum(part.num_rows for part in parts)) != count:
         raise OutputError(
             f"{folder} got {written:,} of {count:,} rows from the pipeline's workers: it must be "
             "on a file system that they all and this machine see"
         )
+    return count
 
 
 def _truncated(result):
@@ -247,7 +263,7 @@ def _truncated(result):
         counters = result.metrics().query(
             apache_beam.metrics.MetricsFilter().with_namespace(_SPACE).with_name("truncated")
         )["counters"]
-        return sum(one.result for one in counters)
+        return sum(one.result for one in counters) if counters else None
     return None
 
 

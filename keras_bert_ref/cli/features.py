@@ -166,7 +166,9 @@ def _extract_by_pipeline(runner, texts, where, out, options, reading, overwrite)
         rows, cut = extract_features(
             runner, files, where, out, **reading, overwrite=overwrite, **options
         )
-    _tell(f"{rows:,} rows{f', {cut:,} of them cut' if cut else ''}: vectors in {out}")
+    unknown = ", how many of them cut the runner does not tell"
+    cut = unknown if cut is None else f", {cut:,} of them cut" if cut else ""
+    _tell(f"{rows:,} rows{cut}: vectors in {out}")
 
 
 def _tell(line):
@@ -214,7 +216,7 @@ def _steps(rows):
     try:
         for place, value in rows:
             step.append((place, value))
-            size += characters(value)
+            size += 8 + characters(value)  # an empty text is work, too
             if size >= _STEP:
                 yield step
                 step, size = [], 0

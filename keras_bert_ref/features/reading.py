@@ -8,6 +8,8 @@ import reprlib
 import zlib
 from pathlib import Path
 
+import numpy as np
+
 from keras_bert_ref.errors import ConfigError, InputError
 from keras_bert_ref.files import first_line, parse_json
 
@@ -21,8 +23,12 @@ FORMATS = {
 
 
 def characters(value):
-    """Returns about how much there is to compute for a text, a pair, or a list of words."""
-    return 8 + (len(value) if isinstance(value, str) else sum(map(len, value)))
+    """Returns the number of characters in a text, a pair, or words; what is none of these has 0."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, list | tuple | np.ndarray):
+        return sum(map(characters, value))
+    return 0
 
 
 class InputFile:

@@ -285,6 +285,32 @@ def test_a_worker_that_ends_after_it_answered_is_not_waited_for_without_end(numb
     assert "has not found all workers, though each has answered" in errors
 
 
+def test_ctrl_c_does_not_end_the_watch_over_tensorflows_start():
+    code = """
+import signal, time
+from keras_bert_ref.strategies import _ending_after
+signal.signal(signal.SIGINT, lambda *_: None)  # as in a call that lets no Python run
+with _ending_after(4, "too long"):
+    print("ready", flush=True)
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        time.sleep(1)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(1)
+    os.killpg(process.pid, signal.SIGINT)
+    code, _, errors = ended(process, seconds=60)
+    assert code == -signal.SIGKILL
+    assert "WorkerError: too long" in errors
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [

@@ -7,10 +7,17 @@ import time
 import numpy as np
 import pytest
 
-from keras_bert_ref.errors import BertError, ConfigError, CorpusError, OutputError
+from keras_bert_ref.errors import (
+    BertError,
+    BertWarning,
+    ConfigError,
+    CorpusError,
+    InputError,
+    OutputError,
+)
 from keras_bert_ref.tokenization import WordPieceTokenizer
 from keras_bert_ref.vocabulary import SPECIAL_PIECES
-from tfrecords.beam import BeamRunner, quietly
+from tfrecords.beam import BeamRunner, _Run, quietly
 from tfrecords.create import create_pretraining_data
 from tfrecords.store import TokenizeFile, build_store, join_stores
 
@@ -64,6 +71,7 @@ class Elsewhere:
 
     def __init__(self, **_):
         self.result, self.state, self.cancelled = self, "DONE", False
+        self.told = None
 
     def __enter__(self):
         return self
@@ -71,41 +79,99 @@ class Elsewhere:
     def __exit__(self, *_):
         pass
 
+    def __or__(self, other):
+        return self
+
     def wait_until_finish(self):
-        if self.state == "RUNNING":
-            raise KeyboardInterrupt
+        if self.told:
+            raise self.told
 
     def cancel(self):
+        if self.state == "DONE":
+            raise RuntimeError("the job server is gone")
         self.cancelled = True
 
 
-def test_a_pipeline_elsewhere_ends_with_its_driver_or_before(monkeypatch, tmp_path):
+@pytest.fixture
+def elsewhere(monkeypatch):
     import apache_beam
 
     pipeline = Elsewhere()
     monkeypatch.setattr(apache_beam, "Pipeline", lambda **_: pipeline)
-    assert BeamRunner().run(lambda _: None) is pipeline
-    pipeline.state = "CANCELLED"
-    with pytest.raises(BertError, match="on FnApiRunner ended, but is CANCELLED"):
-        BeamRunner().run(lambda _: None)
-    assert not pipeline.cancelled
-    pipeline.state = "RUNNING"
-    with pytest.raises(KeyboardInterrupt):
-        BeamRunner().run(lambda _: None)
-    assert pipeline.cancelled
-    # Done, but on machines that do not see the folder.
-    pipeline.state = "DONE"
     monkeypatch.setattr(apache_beam, "Create", lambda items: pipeline)
-    monkeypatch.setattr(Elsewhere, "__or__", lambda self, other: self, raising=False)
+    return pipeline
+
+
+def test_a_pipeline_elsewhere_ends_with_its_driver(elsewhere):
+    runner = BeamRunner(["--runner=FlinkRunner"])
+    assert runner.run(lambda _: None) is elsewhere
+    elsewhere.state = "CANCELLED"
+    with pytest.raises(BertError, match="on FlinkRunner ended, but is CANCELLED"):
+        runner.run(lambda _: None)
+    assert not elsewhere.cancelled
+    elsewhere.told = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(lambda _: None)
+    assert elsewhere.cancelled
+    elsewhere.state = "DONE"
+    with (
+        pytest.raises(KeyboardInterrupt),
+        pytest.warns(BertWarning, match="could not be cancelled, and may go on.* on FlinkRunner"),
+    ):
+        runner.run(lambda _: None)
+
+
+def test_workers_that_do_not_see_the_folder(elsewhere, tmp_path):
     with pytest.raises(OutputError, match="does not hold what the workers wrote"):
         BeamRunner()(square, range(2), tmp_path)
+    with pytest.raises(OutputError, match=f"{tmp_path} does not hold"):
+        _Run(str(tmp_path / "results" / "task.pickle"), str(tmp_path / "results"))((0, 1))
 
 
-def test_only_what_beam_says_at_the_root_is_kept_quiet(caplog):
+OURS = "keras_bert_ref.errors.InputError: a.txt, line 3: bad"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        (f"Traceback:\n  line 1\n{OURS} [while running 'read']", InputError, "a.txt, line 3: bad"),
+        (
+            f"{OURS} [while running 'read']\n\tat org.Foo(F.java:1)",
+            InputError,
+            "a.txt, line 3: bad",
+        ),
+        (f"RuntimeError: {OURS}", InputError, "a.txt, line 3: bad"),
+        (
+            f"{OURS}\nDuring handling of it another:\nZeroDivisionError: the real one",
+            BertError,
+            "the Beam pipeline failed on FnApiRunner: ZeroDivisionError: the real one",
+        ),
+        (
+            "Caused by: java.lang.OutOfMemoryError: heap\n\tat org.Foo(F.java:1)",
+            BertError,
+            "failed on FnApiRunner: Caused by: java.lang.OutOfMemoryError: heap",
+        ),
+        ("keras_bert_ref.errors.NewError: of a later version", BertError, "of a later version"),
+        ("keras_bert_ref.errors.InputWarning: a word", BertError, "a word"),
+        ("", BertError, "RuntimeError"),
+    ],
+)
+def test_what_runners_tell_of_an_error(elsewhere, text, kind, message):
+    elsewhere.told = RuntimeError(text)
+    with pytest.raises(BertError) as raised:
+        BeamRunner().run(lambda _: None)
+    assert type(raised.value) is kind
+    assert message in str(raised.value)
+    assert "while running" not in str(raised.value)
+
+
+def test_only_what_beam_says_is_kept_quiet_and_only_meanwhile(caplog):
     with quietly():
         logging.warning("a part is not there")
+        logging.getLogger("apache_beam.io").warning("nor is this")
         logging.getLogger("mine").warning("a thing of mine")
-    assert caplog.messages == ["a thing of mine"]
+    logging.getLogger("apache_beam.io").warning("a thing of Beam's")
+    assert caplog.messages == ["a thing of mine", "a thing of Beam's"]
 
 
 @pytest.mark.slow

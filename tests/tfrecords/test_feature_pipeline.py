@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from checkpoint_models import make
 from command_line import run_command
 
 apache_beam = pytest.importorskip("apache_beam")
+pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 from apache_beam.ml.inference.base import RunInference  # noqa: E402
@@ -21,6 +23,7 @@ from apache_beam.testing.util import assert_that  # noqa: E402
 
 from keras_bert_ref import FeatureExtractor  # noqa: E402
 from keras_bert_ref.cli import progress  # noqa: E402
+from keras_bert_ref.errors import InputError  # noqa: E402
 from keras_bert_ref.features.writing import spellings  # noqa: E402
 from tfrecords.beam import BeamRunner  # noqa: E402
 from tfrecords.feature_pipeline import FeatureHandler  # noqa: E402
@@ -138,6 +141,23 @@ class Pipeline(BeamRunner):
         return result
 
 
+def test_an_element_that_is_no_text_is_named(model):
+    runner = BeamRunner()
+    with pytest.raises(InputError, match=r"^None: None: give a string, a pair"):
+        runner.run(
+            lambda pipeline: (
+                pipeline | apache_beam.Create(["a", None]) | RunInference(FeatureHandler(model))
+            )
+        )
+
+
+def test_what_the_runner_does_not_tell_is_not_said(command, model, tmp_path, monkeypatch):
+    monkeypatch.setattr("tfrecords.feature_pipeline._truncated", lambda result: None)
+    (tmp_path / "a.txt").write_text("ab\nab\n")
+    code, said, _ = command(tmp_path / "a.txt", model, "--out", tmp_path / "out")
+    assert (code, "2 rows, how many of them cut the runner does not tell:" in said) == (0, True)
+
+
 @pytest.mark.parametrize("missing", ["*", "features-*", "rows"])
 def test_what_workers_wrote_elsewhere_is_not_taken_for_nothing(
     command, model, tmp_path, monkeypatch, missing
@@ -166,40 +186,69 @@ def test_what_a_pipeline_left_does_not_appear(command, model, tmp_path, monkeypa
     assert all(path.match("features-*.parquet") for path in (tmp_path / "out").iterdir())
 
 
-def test_long_texts_come_in_small_batches(model):
-    texts = ["a" * 10_000, "b" * 50_000, "c" * 10_000, "d"]
+@pytest.mark.parametrize("keyed", [lambda text: text, lambda text: (1, text), lambda t: ("k", t)])
+def test_batches_are_of_so_many_characters(model, keyed):
+    pair = ("p" * 5_000, "q" * 5_000)
+    texts = ["a" * 10_000, "b" * 50_000, pair, *(str(n) for n in range(100))]
 
     def check(batches):
-        assert sorted(text for batch in batches for text in batch) == texts
+        assert sum(map(len, batches)) == len(texts)
+        assert 3 <= len(batches) <= 5
         for batch in batches:
-            assert len(batch) == 1 or sum(map(len, batch)) <= 1 << 14
+            long = [element for element in batch if len(str(element)) > 9_000]
+            assert len(long) <= 1
 
     options = FeatureHandler(model, pooling="pieces").batch_elements_kwargs()
     with apache_beam.Pipeline(FnApiRunner()) as pipeline:
-        found = pipeline | apache_beam.Create(texts) | apache_beam.BatchElements(**options)
+        elements = pipeline | apache_beam.Create([list(map(keyed, texts))])
+        found = elements | apache_beam.FlatMap(list) | apache_beam.BatchElements(**options)
         assert_that(found, check)
+
+
+def test_a_place_is_the_same_for_workers_elsewhere(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Path("folder").mkdir()
+    Path("prefix.ckpt.index").touch()
+    for given, place in (
+        ("folder", tmp_path / "folder"),
+        ("~/folder", tmp_path / "folder"),
+        ("prefix.ckpt", tmp_path / "prefix.ckpt"),
+        ("hf://owner/name", "hf://owner/name"),
+        ("owner/name", "owner/name"),  # which is nothing, but its message says what may be meant
+    ):
+        assert FeatureHandler(given).where == str(place)
+
+
+def test_what_is_to_be_read_is_not_replaced(command, model, tmp_path):
+    (tmp_path / "out").mkdir()
+    place = tmp_path / "out" / "features-00000-of-00001.parquet"
+    parquet.write_table(pyarrow.table({"text": ["ab"]}), place)
+    code, _, error = command(
+        place, model, "--columns", "text", "--out", tmp_path / "out", "--overwrite"
+    )
+    assert (code, "is to be read" in error) == (1, True)
+    assert place.exists()
 
 
 @pytest.mark.slow
 def test_two_processes_and_paths_of_the_current_folder(model, tmp_path):
     (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in TEXTS))
-    Path(model).rename(tmp_path / "model")
+    shutil.copytree(model, tmp_path / "model")
     of_beam = "--direct_num_workers=2 --direct_running_mode=multi_processing"
     options = ("--runner", "beam", "--beam-options", of_beam)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", COMMAND, "a.txt", "model", "--out", "out", *options],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": os.getcwd()},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-    finally:
-        (tmp_path / "model").rename(model)
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, "a.txt", "model", "--out", "out", *options],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     rows = read(tmp_path / "out")
     assert [row["row"] for row in rows] == list(range(len(TEXTS)))
+    assert {row["file"] for row in rows} == {str(tmp_path / "a.txt")}
     found = np.stack([row["features"] for row in rows])
     expected = FeatureExtractor(model).extract(TEXTS)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
