@@ -162,13 +162,14 @@ def score(task, x, y):
     return {name: scores[name] for name in _SCORES[task]}
 
 
-def run(data, tasks, features):
+def run(data, tasks, features, examples=None):
     """Fits and scores the linear models.
 
     Args:
         data: the folder of GLUE's tasks.
         tasks: names of them.
         features: a `Features`.
+        examples: how many of the training set are drawn; None for all.
 
     Returns:
         task → what is encoded → name of the score → percent.
@@ -177,6 +178,9 @@ def run(data, tasks, features):
     results = {}
     for name, ((train, y_train), (dev, y_dev)) in splits.items():
         results[name] = {}
+        if examples is not None:
+            drawn = np.random.default_rng(0).permutation(len(y_train))[:examples]
+            train, y_train = [[column[n] for n in drawn] for column in train], y_train[drawn]
         for kind, x in features.rows(train, dev):
             scores = score(name, x, (y_train, y_dev))
             results[name][kind] = {k: round(100 * float(v), 2) for k, v in scores.items()}
@@ -206,6 +210,10 @@ def main(
     model: Annotated[str, typer.Argument(help="A checkpoint.")],
     task: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(_SCORES)}.")] = None,
     layers: Annotated[str, typer.Option(help="last4, all, or numbers with commas.")] = "last4",
+    pooling: Annotated[str, typer.Option(help="Of BERT's states: mean, mean_max, cls, …")] = "mean",
+    examples: Annotated[
+        int | None, typer.Option(min=20, help="Training examples, drawn; by default all.")
+    ] = None,
     per_layer: Annotated[
         bool, typer.Option("--per-layer", help="Score each layer, and draw them beside --report.")
     ] = False,
@@ -230,10 +238,11 @@ def main(
             model,
             _layers(layers),
             per_layer,
+            pooling=pooling,
             dtype=precision,
             cache=cache and str(cache),
         )
-        results = run(data, tasks, features)
+        results = run(data, tasks, features, examples)
         if report:
             flat = {
                 f"{name}, {kind}": scores

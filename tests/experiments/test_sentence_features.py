@@ -112,6 +112,22 @@ def test_without_layers_there_is_no_picture(glue, model, tmp_path):
     assert f"dev scores, {fast_precision()}" in result.output
 
 
+def test_some_examples_are_drawn(glue, model, monkeypatch):
+    (train, *_), y_train = sentence_features.read_split(glue, "SST-2", "train")
+    fitted = []
+    monkeypatch.setattr(
+        sentence_features, "score", lambda task, x, y: fitted.append((x[0], y[0])) or {}
+    )
+    result = command(glue, model, "--task", "SST-2", "--examples", 20, "--pooling", "max")
+    assert result.exit_code == 0, result.output
+    chosen = np.random.default_rng(0).permutation(len(train))[:20]
+    features, labels = fitted[-1]
+    np.testing.assert_array_equal(labels, y_train[chosen])
+    extractor = FeatureExtractor(model, layers="last4", pooling="max", dtype=fast_precision())
+    expected = extractor.extract([train[n] for n in chosen])
+    np.testing.assert_allclose(features, expected, atol=1e-2)
+
+
 def test_the_defaults_are_those_of_scikit_learn(glue, model):
     train, dev = (sentence_features.read_split(glue, "SST-2", split)[0] for split in SIZES)
     rows = dict(sentence_features.Features(model, "last4", False).rows(train, dev))
