@@ -151,8 +151,8 @@ def _live(one, compute, requests, precision):
     """Returns what the model itself answers: "signature/output" → array.
 
     In float32 it is computed operation by operation, with nothing of TensorFlow's rewriting of
-    graphs. In lower precision that would round where a rewritten graph does not, until numbers have
-    little in common (0.16 between outputs within ±1, with oneDNN's kernels in bfloat16).
+    graphs. In lower precision that would round where a rewritten graph does not, as with oneDNN's
+    kernels in bfloat16, until numbers have little in common.
     """
 
     def live(features):

@@ -203,8 +203,8 @@ def _characters(element):
 
 
 def _by_weight(most, weight):
-    """Returns how `BatchElements` makes batches of a weight; one too heavy is a batch of its own"""
-    # Beam would put an empty batch before it.
+    """Returns how `BatchElements` makes batches up to a weight; heavier is one by itself."""
+    # Counted as more than the most, Beam would put an empty batch before it.
     return {
         "min_batch_size": most,
         "max_batch_size": most,
