@@ -40,5 +40,6 @@ def _counts(where, split, vocab_size):
     for _, targets in rows:
         used = targets["masked_lm_weights"].numpy() > 0
         pieces += np.bincount(targets["masked_lm_ids"].numpy()[used], minlength=vocab_size)
-        labels += np.bincount(targets["next_sentence_labels"].numpy(), minlength=2)
+        next_sentences = targets["next_sentence_labels"].numpy().ravel()
+        labels += np.bincount(next_sentences[next_sentences >= 0], minlength=2)
     return pieces, labels

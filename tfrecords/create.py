@@ -248,16 +248,17 @@ class _SplitDocuments:
     def summary(self, written, settings):
         """Returns what the manifest says of the split, given its `WrittenShard`s."""
         rows = sum(part.shard.records for part in written)
+        instances = sum(part.instances for part in written)
         filled = sum(part.tokens for part in written)
         return Split(
             masking="static" if written[0].plan.masked else "dynamic",
             documents=len(self.documents),
             sentences=self.sentences,
             tokens=self.tokens,
-            instances=rows,
-            mean_length=filled / rows,
+            instances=instances,
+            mean_length=filled / instances,
             padding=1 - filled / (rows * settings.max_seq_length),
-            random_next=sum(part.random_next for part in written) / rows,
+            random_next=sum(part.random_next for part in written) / instances,
             shards=tuple(part.shard for part in written),
         )
 
@@ -268,7 +269,7 @@ def _plan(name, split, settings, *, passes, masked, shards, suffix):
     if shards is None:
         # As measured on English novels. Half the pairs leave part of their sentences to the next.
         tokens_per_row = settings.max_seq_length * (0.85 if settings.next_sentence else 0.95)
-        predictions = settings.max_predictions_per_seq if masked else DYNAMIC
+        predictions = settings.predictions_per_row if masked else DYNAMIC
         row_bytes = record_bytes(settings.max_seq_length, predictions)
         size = split.tokens * passes / tokens_per_row * row_bytes
         shards = min(most, math.ceil(size / SHARD_BYTES))

@@ -143,7 +143,7 @@ def lay_out(pairs: np.ndarray, tokens: np.ndarray, settings: InstanceSettings, v
     """
     a_start, a_end, b_start, b_end = (pairs[:, i, None] for i in range(4))  # each [N, 1]
     sep_a = 1 + a_end - a_start  # where the first [SEP] stands
-    length = np.where(b_end > b_start, sep_a + 2 + b_end - b_start, sep_a + 1)
+    length = row_lengths(pairs)[:, None]
     position = np.arange(settings.max_seq_length)
     source = position + np.where(position < sep_a, a_start - 1, b_start - sep_a - 1)
     ids = tokens[np.clip(source, 0, len(tokens) - 1)].astype(np.int32)
@@ -152,6 +152,16 @@ def lay_out(pairs: np.ndarray, tokens: np.ndarray, settings: InstanceSettings, v
     ids[:, 0] = vocabulary.cls_id
     segment_ids = ((position > sep_a) & (position < length)).astype(np.int8)
     return Rows(ids, length[:, 0], segment_ids)
+
+
+def row_lengths(pairs: np.ndarray) -> np.ndarray:
+    """Returns the number of tokens of pairs as rows, specials included: int64 [N].
+
+    Args:
+        pairs: int64 [N, 4 or more], the first four fields of `Pair`.
+    """
+    a, b = pairs[:, 1] - pairs[:, 0], pairs[:, 3] - pairs[:, 2]
+    return a + b + np.where(b > 0, 3, 2)
 
 
 class Instance(NamedTuple):

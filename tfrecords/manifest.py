@@ -28,10 +28,10 @@ class Split:
     documents: int
     sentences: int
     tokens: int  # of the documents, each counted once
-    instances: int
-    mean_length: float  # tokens in a row, specials included
+    instances: int  # sequences; as many as rows, unless several are packed into one
+    mean_length: float  # tokens in an instance, specials included
     padding: float  # share of all row positions
-    random_next: float  # share of rows whose second segment is from another document
+    random_next: float  # share of instances whose second segment is from another document
     shards: tuple[Shard, ...]
 
 

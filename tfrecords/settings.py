@@ -17,8 +17,9 @@ class InstanceSettings:
     """
 
     max_seq_length: int = 128  # tokens in a row, [CLS] and [SEP] included
-    max_predictions_per_seq: int = 20  # slots for masked positions in a row
-    masked_lm_prob: float = 0.15  # share of a row's tokens to predict
+    max_predictions_per_seq: int = 20  # masked positions of a sequence, at most
+    masked_lm_prob: float = 0.15  # share of a sequence's tokens to predict
+    sequences_per_row: int = 1  # at most; above 1 they are packed, see tfrecords/packing.py
     short_seq_prob: float = 0.1  # share of document passes that aim at a random shorter length
     dupe_factor: int = 10  # passes over the corpus, each with other pairs and masks
     whole_word_masking: bool = False  # mask all pieces of a word or none
@@ -28,7 +29,7 @@ class InstanceSettings:
     random_share: float = 0.1  # … shown as a random piece of the vocabulary
 
     def __post_init__(self):
-        for name in ("max_seq_length", "max_predictions_per_seq", "dupe_factor"):
+        for name in _WHOLE_NUMBERS:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise ConfigError(f"{name} is {value!r}: it must be a whole number.")
@@ -48,8 +49,15 @@ class InstanceSettings:
                 f"max_predictions_per_seq is {self.max_predictions_per_seq}: it must lie between "
                 f"1 and max_seq_length ({self.max_seq_length})."
             )
-        if self.dupe_factor < 1:
-            raise ConfigError(f"dupe_factor is {self.dupe_factor}: it must be at least 1.")
+        for name in ("dupe_factor", "sequences_per_row"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least 1.")
+        if self.sequences_per_row > self.max_seq_length // 5:
+            raise ConfigError(
+                f"sequences_per_row is {self.sequences_per_row}: rows of max_seq_length "
+                f"{self.max_seq_length} hold no more than {self.max_seq_length // 5} sequences of "
+                "five pieces."
+            )
         if self.masked_lm_prob == 0:
             raise ConfigError("masked_lm_prob is 0: nothing would be left to predict.")
         total = sum(getattr(self, name) for name in _SHARES)
@@ -58,7 +66,7 @@ class InstanceSettings:
 
     @functools.cached_property
     def predictions_by_length(self) -> np.ndarray:
-        """How many tokens to predict in a row of 0 … max_seq_length tokens: int64 [S+1].
+        """How many tokens to predict in a sequence of 0 … max_seq_length: int64 [S+1].
 
         A table, so that every masking rounds alike (Python's round, half to even, in float64).
         """
@@ -66,5 +74,19 @@ class InstanceSettings:
         wanted = (round(n * self.masked_lm_prob) for n in range(self.max_seq_length + 1))
         return np.array([min(most, max(1, n)) for n in wanted])
 
+    @property
+    def predictions_per_row(self) -> int:
+        """Slots for masked positions in a row, P: as many as its sequences can have together."""
+        if self.sequences_per_row == 1:
+            return self.max_predictions_per_seq
+        most = int(self.masked_lm_prob * self.max_seq_length) + self.sequences_per_row
+        return min(most, self.sequences_per_row * self.max_predictions_per_seq)
 
+
+_WHOLE_NUMBERS = (
+    "max_seq_length",
+    "max_predictions_per_seq",
+    "sequences_per_row",
+    "dupe_factor",
+)
 _SHARES = ("mask_share", "same_share", "random_share")

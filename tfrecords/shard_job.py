@@ -12,15 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-from tfrecords.instances import full_sentences, lay_out, sentence_pairs
+from tfrecords.instances import full_sentences, lay_out, row_lengths, sentence_pairs
 from tfrecords.manifest import Shard
 from tfrecords.masking import mask_rows
+from tfrecords.packing import merge, pack
 from tfrecords.settings import InstanceSettings
 from tfrecords.store import TokenStore
 from tfrecords.workers import check_running
 from tfrecords.writer import ShardWriter, encode_examples
 
-_BATCH = 1024  # rows masked and encoded at once; the masks drawn depend on it
+_BATCH = 1024  # rows laid out, masked and encoded at once; the masks drawn depend on it
 _PAIR_FIELDS = 5
 
 
@@ -42,7 +43,8 @@ class WrittenShard:
 
     plan: ShardPlan
     shard: Shard
-    tokens: int  # in its rows
+    instances: int  # sequences in its rows
+    tokens: int
     random_next: int
 
 
@@ -82,15 +84,21 @@ class WriteShard:
         pairs = self._pairs(plan, store, memoryview(documents), rng)
         tokens = 0
         with ShardWriter(self.out / plan.file, self.compression) as writer:
-            for batch in np.split(pairs, range(_BATCH, len(pairs), _BATCH)):
+            for packed in self._rows(pairs, rng):
                 check_running()
-                rows = lay_out(batch, store.tokens, self.settings, self.tokenizer)
-                writer.write(encode_examples(self._columns(plan, batch, rows, rng)))
-                tokens += int(rows.lengths.sum())
+                batch = pairs[packed[packed >= 0]]
+                sequences = lay_out(batch, store.tokens, self.settings, self.tokenizer)
+                columns = self._columns(plan, batch, sequences, rng)
+                if self.settings.sequences_per_row > 1:
+                    columns = merge(
+                        columns, sequences.lengths, packed, self.settings, self.tokenizer.pad_id
+                    )
+                writer.write(encode_examples(columns))
+                tokens += int(sequences.lengths.sum())
                 store.release()
         size = (self.out / plan.file).stat().st_size
         shard = Shard(file=plan.file, records=writer.records, bytes=size)
-        return WrittenShard(plan, shard, tokens, int(pairs[:, 4].sum()))
+        return WrittenShard(plan, shard, len(pairs), tokens, int(pairs[:, 4].sum()))
 
     def _pairs(self, plan, store, documents, rng):
         """Draws the pairs of the shard's share of all passes over the documents, shuffled."""
@@ -108,6 +116,16 @@ class WriteShard:
                     store.release()
         pairs = np.frombuffer(pairs, np.int64).reshape(-1, _PAIR_FIELDS)
         return pairs[permutation(rng, len(pairs))]
+
+    def _rows(self, pairs, rng):
+        """Yields the numbers of the pairs in each row, int64 [up to _BATCH, sequences of a row]."""
+        if self.settings.sequences_per_row == 1:
+            packed = np.arange(len(pairs))[:, None]
+        else:
+            lengths = row_lengths(pairs)
+            packed = pack(lengths, self.settings.max_seq_length, self.settings.sequences_per_row)
+            packed = packed[permutation(rng, len(packed))]
+        return np.split(packed, range(_BATCH, len(packed), _BATCH))
 
     def _columns(self, plan, batch, rows, rng):
         position = np.arange(self.settings.max_seq_length)

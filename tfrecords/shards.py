@@ -29,7 +29,8 @@ class Shards:
     bytes: int  # of all files
     compression: str  # "" or "GZIP", as TFRecordDataset wants it
     max_seq_length: int
-    max_predictions_per_seq: int | None  # None: masked while reading
+    max_predictions_per_seq: int | None  # slots of a record; None: masked while reading
+    sequences_per_row: int  # places for them; above 1 they are packed
     manifest: Manifest | None  # where the files come with one
     folder: Path | None  # of the manifest
 
@@ -119,6 +120,7 @@ def _traits(part):
     return {
         "max_seq_length": part.max_seq_length,
         "max_predictions_per_seq": part.max_predictions_per_seq or "none (dynamic masking)",
+        "sequences_per_row": part.sequences_per_row,
         "compression": part.compression or "none",
         "a vocabulary with SHA-256": found and found.vocabulary["sha256"],
         "tokenizer options": found and found.tokenizer,
@@ -165,7 +167,8 @@ def _open_folder(folder, split):
         bytes=sum(shard.bytes for shard in part.shards),
         compression="GZIP" if part.shards[0].file.endswith(".gz") else "",
         max_seq_length=found.settings.max_seq_length,
-        max_predictions_per_seq=DYNAMIC if dynamic else found.settings.max_predictions_per_seq,
+        max_predictions_per_seq=DYNAMIC if dynamic else found.settings.predictions_per_row,
+        sequences_per_row=found.settings.sequences_per_row,
         manifest=found,
         folder=folder,
     )
@@ -184,7 +187,8 @@ def _open_file(file):
         raise RecordError(f"{file}, record 0 is not a tf.train.Example: {error}.") from None
     length = len(features["input_ids"].int64_list.value)
     predictions = len(features["masked_lm_positions"].int64_list.value) or DYNAMIC
-    if fault := _fault(features, record_features(length, predictions), None):
+    sequences = len(features["next_sentence_labels"].int64_list.value) or 1
+    if fault := _fault(features, record_features(length, predictions, sequences), None):
         raise RecordError(f"{file}, record 0 is no pretraining record: {fault}.")
     with open(file, "rb") as opened:
         packed = opened.read(3) == _GZIP_MAGIC
@@ -197,6 +201,7 @@ def _open_file(file):
         compression="GZIP" if packed else "",
         max_seq_length=length,
         max_predictions_per_seq=predictions,
+        sequences_per_row=sequences,
         manifest=Manifest.load(beside) if known else None,
         folder=beside if known else None,
     )
@@ -269,7 +274,9 @@ def explain(
 
     if not isinstance(error, tf.errors.DataLossError | tf.errors.InvalidArgumentError):
         return None
-    features = record_features(shards.max_seq_length, shards.max_predictions_per_seq)
+    features = record_features(
+        shards.max_seq_length, shards.max_predictions_per_seq, shards.sequences_per_row
+    )
     found = None
     for file in shards.files:
         number = -1
@@ -303,7 +310,8 @@ def _fault(values, features, vocab_size):
         (wanted,) = feature.shape
         if len(row[name]) != wanted or not wanted:
             return f"{name} has {len(row[name])} values instead of {wanted or 'at least one'}"
-    for name, limit in value_limits(len(row["input_ids"]), vocab_size).items():
+    sequences = len(row["next_sentence_labels"])
+    for name, limit in value_limits(len(row["input_ids"]), vocab_size, sequences).items():
         for value in row.get(name, ()):
             if not 0 <= value < limit:
                 return f"{name} holds {value}, which is not in the range 0 to {limit - 1}"

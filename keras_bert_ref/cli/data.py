@@ -91,6 +91,10 @@ def create_data(
         float, typer.Option(help="Share of passes over a document that aim at a shorter length.")
     ] = 0.1,
     dupe_factor: Annotated[int, typer.Option(help="Passes over the text, each masked anew.")] = 10,
+    sequences_per_row: Annotated[
+        int,
+        typer.Option(help="Pack up to so many sequences into a row, where documents are short."),
+    ] = 1,
     whole_word_masking: Annotated[
         bool, typer.Option("--whole-word-masking", help="Mask all pieces of a word, or none.")
     ] = False,
@@ -139,6 +143,7 @@ def create_data(
         masked_lm_prob=masked_lm_prob,
         short_seq_prob=short_seq_prob,
         dupe_factor=dupe_factor,
+        sequences_per_row=sequences_per_row,
         whole_word_masking=whole_word_masking,
         next_sentence=next_sentence,
     )
@@ -186,8 +191,10 @@ def create(texts, tokenizer, out, settings, **options):
         if bars is not None:
             bars.stop()
     for name, split in manifest.splits.items():
+        rows = sum(shard.records for shard in split.shards)
+        packed = f" that hold {split.instances:,} sequences" if rows < split.instances else ""
         console.print(
-            f"{name}: {split.instances:,} rows in {len(split.shards)} shards, from "
+            f"{name}: {rows:,} rows{packed} in {len(split.shards)} shards, from "
             f"{split.documents:,} documents with {split.tokens:,} pieces; mean length "
             f"{split.mean_length:.1f}, padding {split.padding:.1%}, random next "
             f"{split.random_next:.1%}"
