@@ -21,11 +21,14 @@ class BertEncoder(Pretrained, keras.Model):
 
     The model takes a dict of int32 tensors [B, S] under the names of the published TFRecords:
     `input_ids`, `input_mask` (1 for real pieces, 0 for padding) and `segment_ids` (0 for sentence
-    A, 1 for B). It returns a flat dict:
+    A, 1 for B). With `sequences_per_row` N above 1, a row may hold up to N sequences, one after the
+    other, each with a [CLS] of its own; `input_mask` has n for the pieces of the nth, from 1. None
+    sees another, and positions count from each one's start (Krell et al. 2021): the pieces become
+    what they would in rows of their own. It returns a flat dict:
 
     - `sequence_output` [B, S, H], the last hidden state;
     - `pooled_output` [B, H], a dense layer with tanh over the last hidden state of [CLS], unless
-      `pooler` is off;
+      `pooler` is off; [B, N, H] of all sequences, which says nothing in unused places;
     - `hidden_states` [B, L+1, S, H] on request: 0 is the embedding output, L the last layer;
     - `attentions` [B, L, A, S, S] on request: probabilities, before dropout.
 
@@ -39,12 +42,13 @@ class BertEncoder(Pretrained, keras.Model):
         pooler: whether there is a pooler. Checkpoints trained on masked language modeling alone,
             on spans or on tags are published without one; a pooler of random weights must not
             then be read by accident.
+        sequences_per_row: N, how many sequences a row may hold.
         dtype: a Keras dtype policy, such as "mixed_bfloat16"; None takes Keras's global policy.
         name: the model's name.
 
     Raises:
-        ConfigError: `attention` is neither of the two; or, when called, the inputs differ in shape
-            or are longer than the position table.
+        ConfigError: `attention` is neither of the two, or `sequences_per_row` is no number above 0;
+            or, when called, the inputs differ in shape or are longer than the position table.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class BertEncoder(Pretrained, keras.Model):
         attentions=False,
         attention="bidirectional",
         pooler=True,
+        sequences_per_row=1,
         dtype=None,
         name="bert",
     ):
@@ -63,6 +68,12 @@ class BertEncoder(Pretrained, keras.Model):
         if attention not in ATTENTION_KINDS:
             raise ConfigError(
                 f"attention {attention!r} is unknown: choose {' or '.join(ATTENTION_KINDS)}"
+            )
+        if isinstance(sequences_per_row, bool) or not (
+            isinstance(sequences_per_row, int) and sequences_per_row > 0
+        ):
+            raise ConfigError(
+                f"sequences_per_row must be a whole number above 0, not {sequences_per_row!r}"
             )
         dtype = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
         if dtype.variable_dtype != "float32":
@@ -75,13 +86,15 @@ class BertEncoder(Pretrained, keras.Model):
             for key in ("input_ids", "input_mask", "segment_ids")
         }
         embeddings = Embeddings(config, name="embeddings", dtype=dtype)
-        attention_bias = AttentionBias(attention, name="attention_bias", dtype=dtype)
+        packed = sequences_per_row > 1
+        attention_bias = AttentionBias(attention, packed, name="attention_bias", dtype=dtype)
         blocks = [
             TransformerBlock(config, name=f"layer_{number}", dtype=dtype)
             for number in range(config.num_hidden_layers)
         ]
 
-        x = embeddings(inputs["input_ids"], inputs["segment_ids"])  # [T, H]
+        positions = _Positions(name="positions")(inputs["input_mask"]) if packed else None
+        x = embeddings(inputs["input_ids"], inputs["segment_ids"], positions)  # [T, H]
         bias = attention_bias(inputs["input_mask"])
         states, probabilities = [x], []
         for block in blocks:
@@ -94,7 +107,9 @@ class BertEncoder(Pretrained, keras.Model):
         outputs = {"sequence_output": sequence_output}
         pooler_layer = None
         if pooler:
-            first_piece = _FirstPiece(name="first_piece", autocast=False)(sequence_output)
+            first_piece = _FirstPiece(sequences_per_row, name="first_piece", autocast=False)(
+                sequence_output, inputs["input_mask"]
+            )
             pooler_layer = dense(
                 config.hidden_size, config, activation="tanh", name="pooler", dtype=dtype
             )
@@ -112,6 +127,7 @@ class BertEncoder(Pretrained, keras.Model):
 
         self.config = config
         self.attention = attention
+        self.sequences_per_row = sequences_per_row
         self.embeddings = embeddings
         self.blocks = blocks
         self.pooler = pooler_layer
@@ -136,6 +152,7 @@ class BertEncoder(Pretrained, keras.Model):
             "config": self.config.to_dict(),
             **self._wants,
             "attention": self.attention,
+            "sequences_per_row": self.sequences_per_row,
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
             "name": self.name,
         }
@@ -159,10 +176,30 @@ class _Sequences(keras.layers.Layer):
 
 
 class _FirstPiece(keras.layers.Layer):
-    """The hidden state of [CLS]: [B, S, H] to [B, H]."""
+    """The hidden state of [CLS]: [B, S, H] to [B, H], or to [B, N, H] for N sequences to a row."""
 
-    def call(self, x):
-        return x[:, 0]
+    def __init__(self, sequences, *, name, autocast):
+        super().__init__(name=name, autocast=autocast)
+        self.sequences = sequences
+
+    def call(self, x, input_mask):
+        if self.sequences == 1:
+            return x[:, 0]
+        numbers = tf.range(1, self.sequences + 1)
+        own = input_mask[:, None, :] == numbers[:, None]  # [B, N, S]
+        first = tf.argmax(tf.cast(own, tf.int32), axis=-1, output_type=tf.int32)
+        return tf.gather(x, first, batch_dims=1)
+
+
+class _Positions(keras.layers.Layer):
+    """The place of each piece in its sequence, given those of a row by number: int32 [B, S]."""
+
+    def call(self, input_mask):
+        before = (input_mask[:, None, :] > 0) & (
+            input_mask[:, None, :] < input_mask[:, :, None]
+        )  # [B, S, S], whether a piece is of an earlier sequence
+        start = tf.reduce_sum(tf.cast(before, tf.int32), axis=-1)
+        return tf.range(tf.shape(input_mask)[1]) - start
 
 
 class _Stack(keras.layers.Layer):

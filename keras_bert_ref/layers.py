@@ -164,6 +164,8 @@ class Embeddings(keras.layers.Layer):
     Call arguments:
         input_ids: int [B, S], ids of word pieces.
         segment_ids: int [B, S], 0 for sentence A, 1 for sentence B.
+        positions: int [B, S], the place of each piece in its sequence; None where that is its
+            place in the row.
 
     Returns:
         float32 [T, H], rows in the order of the flattened input.
@@ -193,12 +195,15 @@ class Embeddings(keras.layers.Layer):
         self.token_type_embeddings = table(config.type_vocab_size, "token_type_embeddings")
         self.norm.build((None, config.hidden_size))
 
-    def call(self, input_ids, segment_ids, training=False):
+    def call(self, input_ids, segment_ids, positions=None, training=False):
         config = self.config
-        length = tf.shape(input_ids)[1]
         table = tf.convert_to_tensor(self.word_embeddings)
         words = lookup(table, input_ids, training=training)  # [B, S, H]
-        positions = self.position_embeddings[:length]  # [S, H]
+        table = tf.convert_to_tensor(self.position_embeddings)
+        if positions is None:
+            places = table[: tf.shape(input_ids)[1]]  # [S, H]
+        else:
+            places = lookup(table, positions, training=training)  # [B, S, H]
         # A product with one-hot rows: its gradient is a product too, not a scatter into two rows.
         # One-hot rows of zeros are what a segment out of range would silently become.
         tf.debugging.Assert(
@@ -209,33 +214,38 @@ class Embeddings(keras.layers.Layer):
             tf.one_hot(tf.reshape(segment_ids, [-1]), config.type_vocab_size),
             self.token_type_embeddings,
         )  # [T, H]
-        x = tf.reshape(words + positions, [-1, config.hidden_size]) + segments
+        x = tf.reshape(words + places, [-1, config.hidden_size]) + segments
         return self.dropout(self.norm(x), training=training)
 
 
 class AttentionBias(keras.layers.Layer):
     """Turns the mask of real pieces into what is added to the attention scores.
 
-    Only keys are masked: a padding position attends to the real ones like any other, and nobody
-    reads what it becomes.
+    In a row of one sequence only keys are masked: a padding position attends to the real ones like
+    any other, and nobody reads what it becomes.
 
     Args:
         attention: "bidirectional", or "left_to_right" where a position sees itself and those before
             it (the LTR model of the paper's table 5).
+        packed: whether a row may hold several sequences, which must not see each other.
 
     Call arguments:
-        input_mask: int [B, S], 1 for real pieces, 0 for padding.
+        input_mask: int [B, S], 1 for real pieces, n for those of the nth sequence if packed; 0 for
+            padding.
 
     Returns:
-        [B, 1, 1, S], or [B, 1, S, S] left to right.
+        [B, 1, 1, S]; if packed or left to right [B, 1, S, S].
     """
 
-    def __init__(self, attention, *, name, dtype):
+    def __init__(self, attention, packed=False, *, name, dtype):
         super().__init__(name=name, dtype=dtype)
         self.attention = attention
+        self.packed = packed
 
     def call(self, input_mask):
-        visible = tf.cast(tf.not_equal(input_mask, 0), self.compute_dtype)[:, None, None, :]
+        keys = input_mask[:, None, None, :]
+        visible = keys == input_mask[:, None, :, None] if self.packed else tf.not_equal(keys, 0)
+        visible = tf.cast(visible, self.compute_dtype)
         if self.attention == "left_to_right":
             length = tf.shape(input_mask)[1]
             visible *= tf.linalg.band_part(tf.ones([length, length], self.compute_dtype), -1, 0)

@@ -39,7 +39,8 @@ class BertPretrainer(TaskModel):
     Features are the encoder's inputs and `masked_lm_positions` int32 [B, P]; labels are
     `masked_lm_ids` int32 [B, P], `masked_lm_weights` float32 [B, P] (0 in unused slots) and
     `next_sentence_labels` int32 [B] (1 = random). Outputs are `masked_lm_logits` float32 [B, P, V]
-    and `next_sentence_logits` float32 [B, 2].
+    and `next_sentence_logits` float32 [B, 2]. Where an encoder takes N sequences to a row, the
+    labels of the next sentence are [B, N], negative in unused places, and the logits [B, N, 2].
 
     Metrics: `loss`, the sum of `masked_lm_loss` and `next_sentence_loss` (nats), `perplexity` (of
     the masked pieces), `masked_lm_accuracy` and `next_sentence_accuracy`.
@@ -61,7 +62,9 @@ class BertPretrainer(TaskModel):
     def __init__(
         self, encoder_or_config, *, next_sentence=True, dtype=None, name="bert_pretrainer"
     ):
-        encoder, dtype = encoder_and_policy(encoder_or_config, dtype, pooler=next_sentence)
+        encoder, dtype = encoder_and_policy(
+            encoder_or_config, dtype, pooler=next_sentence, packed=True
+        )
         config, inputs = encoder.config, encoder_inputs(encoder)
         encoded = encoder(inputs)
         positions = keras.Input((None,), dtype="int32", name="masked_lm_positions")
@@ -96,38 +99,47 @@ class BertPretrainer(TaskModel):
     def loss_weights(self, labels):
         weights = {"masked_lm": labels["masked_lm_weights"]}
         if self.next_sentence:
-            # Ones, but made from the data: to a replica that has run out of it tf.distribute feeds
-            # a batch of no rows, and ones of the static shape would count rows that do not exist.
-            weights["next_sentence"] = tf.cast(labels["next_sentence_labels"] >= 0, tf.float32)
+            weights["next_sentence"] = scored(self._next_sentence_labels(labels))
         return weights
 
     def loss_values(self, labels, outputs):
         values = {"masked_lm": cross_entropy(labels["masked_lm_ids"], outputs["masked_lm_logits"])}
         if self.next_sentence:
-            values["next_sentence"] = cross_entropy(
-                labels["next_sentence_labels"], outputs["next_sentence_logits"]
+            values["next_sentence"] = scored_cross_entropy(
+                self._next_sentence_labels(labels), outputs["next_sentence_logits"]
             )
         return values
 
+    def _next_sentence_labels(self, labels):
+        labels, sequences = labels["next_sentence_labels"], self.encoder.sequences_per_row
+        wanted = [None] if sequences == 1 else [None, sequences]
+        shape = tf.TensorShape(labels.shape)
+        if not shape.is_compatible_with(wanted):
+            raise ConfigError(
+                f"next_sentence_labels have shape {shape}, the model's encoder takes {sequences} "
+                "to a row: its sequences_per_row must be that of pretraining_dataset"
+            )
+        return labels
+
     def update_metrics(self, labels, outputs, values, weights):
         right = correct(labels["masked_lm_ids"], outputs["masked_lm_logits"])
-        # Flat, because Keras averages over all axes but the first before it weights.
-        right, loss, weight = (
-            tf.reshape(x, [-1]) for x in (right, values["masked_lm"], weights["masked_lm"])
-        )
+        right, loss, weight = _flat(right, values["masked_lm"], weights["masked_lm"])
         self.masked_lm_loss.update_state(loss, weight)
         self.perplexity.update_state(loss, weight)
         self.masked_lm_accuracy.update_state(right, weight)
         if self.next_sentence:
             right = correct(labels["next_sentence_labels"], outputs["next_sentence_logits"])
-            self.next_sentence_loss.update_state(values["next_sentence"], weights["next_sentence"])
-            self.next_sentence_accuracy.update_state(right, weights["next_sentence"])
+            right, loss, weight = _flat(right, values["next_sentence"], weights["next_sentence"])
+            self.next_sentence_loss.update_state(loss, weight)
+            self.next_sentence_accuracy.update_state(right, weight)
 
     def get_config(self):
         return {**super().get_config(), "next_sentence": self.next_sentence}
 
     @classmethod
-    def from_checkpoint(cls, checkpoint, *, next_sentence=None, dtype=None, **options):
+    def from_checkpoint(
+        cls, checkpoint, *, next_sentence=None, sequences_per_row=1, dtype=None, **options
+    ):
         """Builds the model of an open `Checkpoint`, still without its weights.
 
         Raises:
@@ -143,8 +155,15 @@ class BertPretrainer(TaskModel):
             )
         if next_sentence is None:
             next_sentence = checkpoint.has("next_sentence")
-        encoder = stored_encoder(checkpoint, dtype, pooler=next_sentence)
+        encoder = stored_encoder(
+            checkpoint, dtype, pooler=next_sentence, sequences_per_row=sequences_per_row
+        )
         return cls(encoder, next_sentence=next_sentence, **options)
+
+
+def _flat(*tensors):
+    """Flattens, because Keras averages over all axes but the first before it weights."""
+    return [tf.reshape(x, [-1]) for x in tensors]
 
 
 @keras.saving.register_keras_serializable("keras_bert_ref")

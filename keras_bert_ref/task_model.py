@@ -17,16 +17,18 @@ from keras_bert_ref.metrics import correct
 from keras_bert_ref.pretrained import Pretrained
 
 
-def encoder_and_policy(encoder_or_config, dtype, *, pooler):
+def encoder_and_policy(encoder_or_config, dtype, *, pooler, packed=False):
     """Returns the encoder that a task model is to sit on, and the dtype policy of the heads.
 
     Args:
         encoder_or_config: a `BertEncoder`, or the `BertConfig` to build one from.
         dtype: a Keras dtype policy; None takes an encoder's own, or Keras's global policy.
         pooler: whether the model reads `pooled_output`.
+        packed: whether the model knows what to do with several sequences to a row.
 
     Raises:
-        ConfigError: the first argument is neither of the two, or lacks the pooler.
+        ConfigError: the first argument is neither of the two, or lacks the pooler, or is for
+            several sequences to a row where the model is not.
     """
     if isinstance(encoder_or_config, BertConfig):
         encoder = BertEncoder(encoder_or_config, pooler=pooler, dtype=dtype)
@@ -42,13 +44,18 @@ def encoder_and_policy(encoder_or_config, dtype, *, pooler):
             "this model reads pooled_output, which the encoder has not: build the encoder with "
             "pooler=True (of a BertPretrainer, next_sentence=False does without)"
         )
+    if encoder.sequences_per_row > 1 and not packed:
+        raise ConfigError(
+            f"the encoder takes {encoder.sequences_per_row} sequences to a row, which is for "
+            "pretraining: this model needs one with sequences_per_row=1"
+        )
     return encoder, keras.dtype_policies.get(dtype or encoder.dtype_policy)
 
 
-def stored_encoder(checkpoint, dtype, *, pooler):
+def stored_encoder(checkpoint, dtype, *, pooler, **options):
     """Builds the encoder of an open `Checkpoint` for a model that needs a pooler, or does not."""
     pooler = pooler or checkpoint.has("pooler")
-    return BertEncoder.from_checkpoint(checkpoint, pooler=pooler, dtype=dtype)
+    return BertEncoder.from_checkpoint(checkpoint, pooler=pooler, dtype=dtype, **options)
 
 
 def stored_labels(checkpoint, head):

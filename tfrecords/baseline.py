@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tfrecords.reader import pretraining_dataset
+from tfrecords.reader import open_shards, pretraining_dataset
 
 
 def constant_baseline(where, vocab_size):
@@ -34,8 +34,14 @@ def constant_baseline(where, vocab_size):
 def _counts(where, split, vocab_size):
     """Returns how often each piece is to be predicted [V], and each next-sentence label [2]."""
     pieces, labels = np.zeros(vocab_size), np.zeros(2)
+    shards = open_shards(where, split)
     rows = pretraining_dataset(
-        where, 256, split=split, shuffle=False, epochs=1, drop_remainder=False
+        shards,
+        256,
+        shuffle=False,
+        epochs=1,
+        drop_remainder=False,
+        sequences_per_row=shards.sequences_per_row,
     )
     for _, targets in rows:
         used = targets["masked_lm_weights"].numpy() > 0

@@ -141,7 +141,7 @@ def lay_out(pairs: np.ndarray, tokens: np.ndarray, settings: InstanceSettings, v
         settings: See there.
         vocabulary: A tokenizer; its `cls_id`, `sep_id` and `pad_id` are used.
     """
-    a_start, a_end, b_start, b_end = (pairs[:, i, None] for i in range(4))  # each [N, 1]
+    a_start, a_end, b_start = (pairs[:, i, None] for i in range(3))  # each [N, 1]
     sep_a = 1 + a_end - a_start  # where the first [SEP] stands
     length = row_lengths(pairs)[:, None]
     position = np.arange(settings.max_seq_length)

