@@ -66,14 +66,23 @@ print(json.dumps(seconds))
 
 def read_texts(path, questions, paragraphs):
     """Returns questions and paragraphs of a file of SQuAD, shuffled."""
-    articles = json.loads(Path(path).read_text(encoding="utf-8"))["data"]
-    found = [paragraph for article in articles for paragraph in article["paragraphs"]]
+    found = _paragraphs(path)
     asked = [qa["question"] for paragraph in found for qa in paragraph["qas"]]
     order = random.Random(0)
     texts = order.sample(asked, questions)
     texts += order.sample([paragraph["context"] for paragraph in found], paragraphs)
     order.shuffle(texts)
     return texts
+
+
+def read_paragraphs(path):
+    """Returns all paragraphs of a file of SQuAD, as they come."""
+    return [paragraph["context"] for paragraph in _paragraphs(path)]
+
+
+def _paragraphs(path):
+    articles = json.loads(Path(path).read_text(encoding="utf-8"))["data"]
+    return [paragraph for article in articles for paragraph in article["paragraphs"]]
 
 
 def measure(contender, model, precision, source, vectors):

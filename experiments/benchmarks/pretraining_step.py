@@ -1,42 +1,153 @@
-"""How fast one pretraining step is, and where its time goes.
+"""How fast a pretraining step is, beside transformers and keras-hub, and where its time goes.
 
-    python -m experiments.benchmarks.pretraining_step --size mini --batch 32 --vocabulary 8000
+    python -m experiments.benchmarks.pretraining_step
+    python -m experiments.benchmarks.pretraining_step --size mini --batch 32 --operations 20
 
-Inputs are random ids without padding. Wall time is what a run takes; processor time, summed over
-cores, is what to compare on a machine that others use too.
+Each contender trains a model of the same shape on the same random ids without padding, dropout on,
+with AdamW and a clipped global norm, in the precision named: a fresh process each, in turn, so that
+a busy machine slows all alike. The peak is the best of a few products of matrices in TensorFlow,
+and the share of it what a step's own products would take at that rate
+(`keras_bert_ref.planning.training_flops`). transformers projects only the masked positions onto the
+vocabulary here, as the others do; left to itself, it projects all. keras-hub has no next sentence
+prediction. With --operations nothing is compared: TensorFlow's profiler says what a step is made
+of.
 """
 
-import argparse
 import collections
 import glob
+import importlib.util
+import json
 import statistics
 import tempfile
 import time
+from typing import Annotated
 
-import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
 
-from keras_bert_ref import BertAdamW, BertConfig, BertPretrainer
+from experiments.benchmarks import contenders
+
+_OURS = """
+from experiments.benchmarks.pretraining_step import compiled_step
+step = compiled_step(**shape)
+def train():
+    return float(step()["loss"])
+"""
+_TRANSFORMERS = """
+import torch
+from transformers import BertConfig, BertForPreTraining
+torch.manual_seed(0)
+config = BertConfig(
+    vocab_size=c.vocab_size, hidden_size=c.hidden_size, num_hidden_layers=c.num_hidden_layers,
+    num_attention_heads=c.num_attention_heads, intermediate_size=c.intermediate_size,
+)
+model = BertForPreTraining(config).train()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
+draw = lambda top, *size: torch.randint(top, size)
+ids, segments = draw(c.vocab_size, batch, length), draw(2, batch, length)
+mask, positions = torch.ones_like(ids), draw(length, batch, predictions)
+labels, order = draw(c.vocab_size, batch, predictions), draw(2, batch)
+entropy = torch.nn.functional.cross_entropy
+low = precision != "float32"
+def train():
+    with torch.autocast("cpu", torch.bfloat16, enabled=low):
+        out = model.bert(ids, attention_mask=mask, token_type_ids=segments)
+        index = positions[:, :, None].expand(-1, -1, c.hidden_size)
+        masked = torch.gather(out.last_hidden_state, 1, index)
+        pieces, nexts = model.cls(masked, out.pooler_output)
+        loss = entropy(pieces.float().flatten(0, 1), labels.flatten())
+        loss = loss + entropy(nexts.float(), order)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return float(loss.detach())
+"""
+_KERAS_HUB = """
+import os
+os.environ["KERAS_BACKEND"] = "tensorflow"
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+import keras, keras_hub, numpy as np
+random = np.random.default_rng(0)
+backbone = keras_hub.models.BertBackbone(
+    c.vocab_size, c.num_hidden_layers, c.num_attention_heads, c.hidden_size, c.intermediate_size,
+    dtype=precision,
+)
+model = keras_hub.models.BertMaskedLM(backbone)
+model.compile(
+    optimizer=keras.optimizers.AdamW(1e-4, weight_decay=0.01, global_clipnorm=1.0),
+    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    jit_compile=False,  # which is the faster of the two on CPU
+)
+draw = lambda top, *size: random.integers(top, size=size).astype("int32")
+x = {
+    "token_ids": draw(c.vocab_size, batch, length),
+    "padding_mask": np.ones((batch, length), "int32"),
+    "segment_ids": draw(2, batch, length),
+    "mask_positions": draw(length, batch, predictions),
+}
+y = draw(c.vocab_size, batch, predictions)
+def train():
+    return float(model.train_on_batch(x, y, return_dict=True)["loss"])
+"""
+_RUN = """
+import json, os, sys, time
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+from keras_bert_ref import BertConfig
+shape = json.loads(sys.argv[1])
+steps = shape.pop("steps")
+size, batch, length, predictions, vocabulary, precision = shape.values()
+c = BertConfig.from_name(size, vocab_size=vocabulary)
+{contender}
+train()
+train()
+seconds = []
+for _ in range(steps):
+    began = time.perf_counter()
+    train()
+    seconds.append(time.perf_counter() - began)
+print(json.dumps(seconds))
+"""
+_PEAK = """
+import json, sys, time
 from keras_bert_ref._tensorflow import tf
+best = 0
+for rows, inner, columns in ((2048, 768, 3072), (2048, 3072, 768), (4096, 4096, 4096)):
+    a, b = (tf.cast(tf.random.normal(s), sys.argv[1]) for s in ((rows, inner), (inner, columns)))
+    product = tf.function(lambda a, b: tf.matmul(a, b))
+    product(a, b)
+    for _ in range(5):
+        began = time.perf_counter()
+        for _ in range(4):
+            c = product(a, b)
+        c.numpy()
+        best = max(best, 8 * rows * inner * columns / (time.perf_counter() - began))
+print(json.dumps(best))
+"""
 
 
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--size", default="base", help="a name BertConfig.from_name takes")
-    parser.add_argument("--batch", type=int, default=16, help="sequences in a step, B")
-    parser.add_argument("--length", type=int, default=128, help="pieces in a sequence, S")
-    parser.add_argument("--predictions", type=int, default=20, help="masked pieces each, P")
-    parser.add_argument("--vocabulary", type=int, default=30522, help="pieces known, V")
-    parser.add_argument("--precision", default="mixed_bfloat16", help="a Keras dtype policy")
-    parser.add_argument("--steps", type=int, default=10, help="steps to time, after a first one")
-    parser.add_argument("--compile", action="store_true", help="compile the whole step with XLA")
-    parser.add_argument(
-        "--operations", type=int, default=0, metavar="N", help="list the N that take longest"
+def compiled_step(size, batch, length, predictions, vocabulary, precision):
+    """Returns a function without arguments that trains this library's model for a step."""
+    from keras_bert_ref import BertAdamW, BertConfig, BertPretrainer
+    from keras_bert_ref._tensorflow import tf
+    from keras_bert_ref.strategies import whole_step_compiles
+
+    model = BertPretrainer(BertConfig.from_name(size, vocab_size=vocabulary), dtype=precision)
+    model.compile(optimizer=BertAdamW(1e-4))
+    data = random_batch(batch, length, predictions, vocabulary)
+    return tf.function(
+        lambda: model.train_step(data), jit_compile=whole_step_compiles() or None, autograph=False
     )
-    return parser.parse_args()
 
 
 def random_batch(batch, length, predictions, vocabulary):
     """Returns (features, labels) as `BertPretrainer` takes them."""
+    import numpy as np
+
+    from keras_bert_ref._tensorflow import tf
+
     random = np.random.default_rng(0)
 
     def ids(limit, *shape):
@@ -56,21 +167,16 @@ def random_batch(batch, length, predictions, vocabulary):
     return features, labels
 
 
-def timed(step):
-    """Returns the wall and the processor seconds of one step."""
-    wall, processor = time.perf_counter(), time.process_time()
-    float(step()["loss"])
-    return time.perf_counter() - wall, time.process_time() - processor
-
-
 def operations(step, steps=3):
     """Returns {operation: (milliseconds a step, calls a step)} as TensorFlow's profiler sees it."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
+    from keras_bert_ref._tensorflow import tf
+
     with tempfile.TemporaryDirectory() as folder:
         with tf.profiler.experimental.Profile(folder):
             for _ in range(steps):
-                timed(step)
+                float(step()["loss"])
         space = xplane_pb2.XSpace()
         (path,) = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
         with open(path, "rb") as file:
@@ -89,30 +195,90 @@ def operations(step, steps=3):
     return {kind: (spent[kind], calls[kind]) for kind, _ in spent.most_common()}
 
 
-def main():
-    args = arguments()
-    config = BertConfig.from_name(args.size, vocab_size=args.vocabulary)
-    model = BertPretrainer(config, dtype=args.precision)
-    model.compile(optimizer=BertAdamW(1e-4))
-    data = random_batch(args.batch, args.length, args.predictions, args.vocabulary)
-    function = tf.function(
-        lambda: model.train_step(data), jit_compile=args.compile or None, autograph=False
+def profile(shape, count):
+    """Prints the operations of a step that take longest."""
+    step = compiled_step(**shape)
+    for _ in range(2):
+        float(step()["loss"])
+    began = time.perf_counter()
+    float(step()["loss"])
+    seconds = time.perf_counter() - began
+    table = Table(title=f"a step of {_named(shape)}: {1000 * seconds:,.0f} ms")
+    for column in ("operation", "ms", "calls"):
+        table.add_column(column, justify="left" if column == "operation" else "right")
+    for kind, (spent, calls) in list(operations(step).items())[:count]:
+        table.add_row(kind, f"{spent:,.1f}", f"{calls:.0f}")
+    Console().print(table)
+
+
+def _named(shape):
+    return (
+        f"{shape['size']}, B={shape['batch']}, S={shape['length']}, P={shape['predictions']}, "
+        f"{shape['precision']}"
     )
 
-    print(f"{args.size} B={args.batch} S={args.length} P={args.predictions} {args.precision}")
-    first, _ = timed(function)
-    walls, processors = zip(*(timed(function) for _ in range(args.steps)), strict=True)
-    wall = statistics.median(walls)
-    print(f"first step, with tracing  {first:7.2f} s")
-    print(f"step                      {wall:7.3f} s  ({min(walls):.3f} to {max(walls):.3f})")
-    print(f"processor time of a step  {statistics.median(processors):7.3f} s")
-    print(f"steps a second            {1 / wall:7.2f}")
-    print(f"sequences a second        {args.batch / wall:7.2f}")
-    if args.operations:
-        print(f"\n{'ms a step':>10} {'calls':>6}  operation")
-        for kind, (spent, calls) in list(operations(function).items())[: args.operations]:
-            print(f"{spent:10.2f} {calls:6.0f}  {kind}")
+
+def main(
+    size: Annotated[str, typer.Option(help="A name BertConfig.from_name takes.")] = "base",
+    batch: Annotated[int, typer.Option(help="Sequences in a step, B.")] = 16,
+    length: Annotated[int, typer.Option(help="Pieces in a sequence, S.")] = 128,
+    predictions: Annotated[int, typer.Option(help="Masked pieces of each, P.")] = 20,
+    vocabulary: Annotated[int, typer.Option(help="Pieces known, V.")] = 30522,
+    precision: Annotated[str, typer.Option(help="mixed_bfloat16 or float32.")] = "mixed_bfloat16",
+    steps: Annotated[int, typer.Option(help="Steps to time in a turn, after two others.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Turns of each contender.")] = 3,
+    listed: Annotated[
+        int, typer.Option("--operations", help="List so many, instead of comparing.")
+    ] = 0,
+):
+    """Prints medians of sequences a second, and shares of the peak."""
+    from keras_bert_ref import BertConfig
+    from keras_bert_ref.planning import training_flops
+
+    shape = {
+        "size": size,
+        "batch": batch,
+        "length": length,
+        "predictions": predictions,
+        "vocabulary": vocabulary,
+        "precision": precision,
+    }
+    if listed:
+        return profile(shape, listed)
+    programs = {"this library": _OURS}
+    for name, module, program in (
+        ("transformers", "transformers", _TRANSFORMERS),
+        ("keras-hub", "keras_hub", _KERAS_HUB),
+    ):
+        if importlib.util.find_spec(module):
+            programs[name] = program
+    kind = "float32" if precision == "float32" else precision.removeprefix("mixed_")
+    seconds, peaks = {}, []
+    for _ in track(range(rounds), description="turns"):
+        peaks.append(contenders.run(_PEAK, kind))
+        for name, program in programs.items():
+            program = _RUN.format(contender=program)
+            found = contenders.run(program, json.dumps(shape | {"steps": steps}))
+            seconds.setdefault(name, []).append(statistics.median(found))
+    flops = training_flops(BertConfig.from_name(size, vocab_size=vocabulary), length, predictions)
+    peak = statistics.median(peaks)
+    table = Table(title=f"{_named(shape)}, {rounds} turns; peak {peak / 1e12:.2f} TFLOP/s")
+    for column in ("", "sequences/s, median", "(range)", "share of peak", "ours is faster by"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, found in seconds.items():
+        rates = [batch / x for x in found]
+        rate = statistics.median(rates)
+        ours = seconds["this library"]
+        ratio = statistics.median(b / a for a, b in zip(ours, found, strict=True))
+        table.add_row(
+            name,
+            f"{rate:.2f}",
+            f"{min(rates):.2f} – {max(rates):.2f}",
+            f"{rate * flops / peak:.0%}",
+            "" if found is ours else f"× {ratio:.2f}",
+        )
+    Console(width=100).print(table)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -84,7 +84,7 @@ def create_data(
         int, typer.Option(help="Pieces in a row, [CLS] and [SEP] too.")
     ] = 128,
     max_predictions_per_seq: Annotated[
-        int, typer.Option(help="Slots for masked pieces in a row.")
+        int, typer.Option(help="Masked pieces of a sequence, at most.")
     ] = 20,
     masked_lm_prob: Annotated[float, typer.Option(help="Share of pieces to predict.")] = 0.15,
     short_seq_prob: Annotated[
