@@ -1,6 +1,7 @@
-"""Runs a contender of a benchmark in a process of its own."""
+"""Runs the contenders of a benchmark in processes of their own, and compares them."""
 
 import json
+import statistics
 import subprocess
 import sys
 
@@ -17,3 +18,8 @@ def run(program, *arguments):
     if done.returncode:
         raise SystemExit(done.stderr)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def ratio(rates, others):
+    """Returns the median, over turns, of one contender's rate by another's of the same turn."""
+    return statistics.median(a / b for a, b in zip(rates, others, strict=True))

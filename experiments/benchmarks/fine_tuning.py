@@ -116,7 +116,8 @@ def training_rows(task, data, model, count):
     from keras_bert_ref.tasks import make_task, read_split
 
     task, tokenizer = make_task(task), open_checkpoint(model).tokenizer
-    examples = read_split(task, data, "train")
+    data = Path(data)
+    examples = task.read(data, "train") if data.is_file() else read_split(task, data, "train")
     labels = task.labels(examples)
     rows = []
     for example in examples:
@@ -129,6 +130,35 @@ def training_rows(task, data, model, count):
         if len(rows) >= count:
             break
     return rows[:count], tokenizer.vocab_size
+
+
+def compare(task, data, model, size, rows, batch, precisions, rounds):
+    """Returns (precision, contender) → rows a second in each turn.
+
+    Args:
+        task, data, model, size, rows, batch, rounds: see `main`.
+        precisions: Keras dtype policies.
+
+    Returns:
+        The rates of the second epoch, those of the first, and the lengths of the rows.
+    """
+    programs = {"this library": _OURS}
+    if importlib.util.find_spec("transformers"):
+        programs["transformers"] = _THEIRS
+    found, vocabulary = training_rows(task, data, model, rows)
+    rates, first = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "rows.json")
+        source.write_text(json.dumps(found))
+        for _ in track(range(rounds), description="turns"):
+            for kind in precisions:
+                for name, contender in programs.items():
+                    program = _RUN.format(contender=contender)
+                    arguments = model, size, kind, str(batch), str(vocabulary), str(source)
+                    seconds = contenders.run(program, *arguments)
+                    first.setdefault((kind, name), []).append(len(found) / seconds[0])
+                    rates.setdefault((kind, name), []).append(len(found) / seconds[1])
+    return rates, first, [len(row["input_ids"]) for row in found]
 
 
 def main(
@@ -144,25 +174,10 @@ def main(
     ] = None,
 ):
     """Prints medians of rows a second."""
-    programs = {"this library": _OURS}
-    if importlib.util.find_spec("transformers"):
-        programs["transformers"] = _THEIRS
-    found, vocabulary = training_rows(task, data, model, rows)
-    rates, first = {}, {}
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "rows.json")
-        source.write_text(json.dumps(found))
-        for _ in track(range(rounds), description="turns"):
-            for kind in precision or ("float32", "mixed_bfloat16"):
-                for name, contender in programs.items():
-                    program = _RUN.format(contender=contender)
-                    arguments = model, size, kind, str(batch), str(vocabulary), str(source)
-                    seconds = contenders.run(program, *arguments)
-                    first.setdefault((kind, name), []).append(len(found) / seconds[0])
-                    rates.setdefault((kind, name), []).append(len(found) / seconds[1])
-    lengths = [len(row["input_ids"]) for row in found]
+    kinds = precision or ("float32", "mixed_bfloat16")
+    rates, first, lengths = compare(task, data, model, size, rows, batch, kinds, rounds)
     table = Table(
-        title=f"{task}, {size or Path(model).name}, {len(found)} rows of {min(lengths)} to "
+        title=f"{task}, {size or Path(model).name}, {len(lengths)} rows of {min(lengths)} to "
         f"{max(lengths)} pieces (mean {statistics.mean(lengths):.0f}), {batch} an update, "
         f"{rounds} turns: rows a second"
     )
@@ -170,14 +185,13 @@ def main(
         table.add_column(column, justify="right" if column else "left")
     for (kind, name), turns in rates.items():
         ours = rates[kind, "this library"]
-        ratio = statistics.median(a / b for a, b in zip(ours, turns, strict=True))
         table.add_row(
             kind,
             name,
             f"{statistics.median(turns):.1f}",
             f"{min(turns):.1f} – {max(turns):.1f}",
             f"{statistics.median(first[kind, name]):.1f}",
-            "" if turns is ours else f"× {ratio:.2f}",
+            "" if turns is ours else f"× {contenders.ratio(ours, turns):.2f}",
         )
     Console(width=110).print(table)
 

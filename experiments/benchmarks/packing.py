@@ -111,6 +111,35 @@ def pretrain(data, held_out, rows, size, precision, steps, learning_rate):
     return {"rate": rate, "tokens": tokens / (steps - _WARM_UP), "scores": scores}
 
 
+def compare(
+    text, vocab, *, size, length, places, rows, steps, learning_rate, precision, rounds, score,
+    processes,
+):  # fmt: skip
+    """Returns contender → what `pretrain` found in each turn, and contender → its split."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        made = make_data(text, vocab, Path(folder), length, places, processes)
+        (single, _), (_, packed) = made.values()
+        for _ in track(range(rounds), description="turns"):
+            for name, (where, split) in made.items():
+                task = {
+                    "data": str(where),
+                    "held_out": str(single) if score else None,
+                    "rows": round(rows * records(split) / records(packed)),
+                    "size": size,
+                    "precision": precision,
+                    "steps": steps,
+                    "learning_rate": learning_rate,
+                }
+                found.setdefault(name, []).append(contenders.run(_RUN, json.dumps(task)))
+    return found, {name: split for name, (_, split) in made.items()}
+
+
+def records(split):
+    """Returns the number of rows of a split."""
+    return sum(shard.records for shard in split.shards)
+
+
 def main(
     text: Annotated[str, typer.Argument(help="A glob of text files, or a file of SQuAD.")],
     vocab: Annotated[str, typer.Argument(help="A vocab.txt.")],
@@ -126,23 +155,12 @@ def main(
     processes: Annotated[int, typer.Option(help="For making the data.")] = 2,
 ):
     """Prints medians of real tokens a second, and the held-out losses."""
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        made = make_data(text, vocab, Path(folder), length, places, processes)
-        (single, plain), (_, packed) = made.values()
-        records = {split: sum(shard.records for shard in split.shards) for split in (plain, packed)}
-        for _ in track(range(rounds), description="turns"):
-            for name, (where, split) in made.items():
-                task = {
-                    "data": str(where),
-                    "held_out": str(single) if score else None,
-                    "rows": round(rows * records[split] / records[packed]),
-                    "size": size,
-                    "precision": precision,
-                    "steps": steps,
-                    "learning_rate": learning_rate,
-                }
-                found.setdefault(name, []).append(contenders.run(_RUN, json.dumps(task)))
+    found, splits = compare(
+        text, vocab, size=size, length=length, places=places, rows=rows, steps=steps,
+        learning_rate=learning_rate, precision=precision, rounds=rounds, score=score,
+        processes=processes,
+    )  # fmt: skip
+    plain = next(iter(splits.values()))
     table = Table(
         title=f"{size}, {precision}, rows of {length}, {plain.instances:,} sequences of "
         f"{plain.mean_length:.0f} pieces, {rounds} turns"
@@ -150,21 +168,20 @@ def main(
     columns = ("rows", "padding", "tokens a step", "tokens/s, median", "(range)", "ratio")
     for column in ("", *columns, *(("held-out loss", "MLM", "NSP") if score else ())):
         table.add_column(column, justify="right" if column else "left")
-    ours = [turn["rate"] for turn in next(iter(found.values()))]
+    rates = {name: [turn["rate"] for turn in turns] for name, turns in found.items()}
+    unpacked = next(iter(rates.values()))
     for name, turns in found.items():
-        split, rates = made[name][1], [turn["rate"] for turn in turns]
-        ratio = statistics.median(b / a for a, b in zip(ours, rates, strict=True))
         scores = turns[0]["scores"]
-        shown = ("loss", "masked_lm_loss", "next_sentence_loss")
+        shown = ("loss", "masked_lm_loss", "next_sentence_loss") if score else ()
         table.add_row(
             name,
-            f"{records[split]:,}",
-            f"{split.padding:.1%}",
+            f"{records(splits[name]):,}",
+            f"{splits[name].padding:.1%}",
             f"{statistics.median(turn['tokens'] for turn in turns):,.0f}",
-            f"{statistics.median(rates):,.0f}",
-            f"{min(rates):,.0f} – {max(rates):,.0f}",
-            f"{ratio:.2f}",
-            *(f"{scores[name]:.3f}" for name in shown if scores),
+            f"{statistics.median(rates[name]):,.0f}",
+            f"{min(rates[name]):,.0f} – {max(rates[name]):,.0f}",
+            f"{contenders.ratio(rates[name], unpacked):.2f}",
+            *(f"{scores[metric]:.3f}" for metric in shown),
         )
     Console(width=130).print(table)
 

@@ -211,6 +211,41 @@ def profile(shape, count):
     Console().print(table)
 
 
+def compare(shape, steps, rounds):
+    """Returns contender → sequences a second in each turn, and the peak in each, in FLOP/s.
+
+    Args:
+        shape: the arguments of `compiled_step`.
+        steps: timed in a turn.
+        rounds: turns.
+    """
+    programs = {"this library": _OURS}
+    for name, module, program in (
+        ("transformers", "transformers", _TRANSFORMERS),
+        ("keras-hub", "keras_hub", _KERAS_HUB),
+    ):
+        if importlib.util.find_spec(module):
+            programs[name] = program
+    rates, peaks = {}, []
+    for _ in track(range(rounds), description="turns"):
+        peaks.append(contenders.run(_PEAK, shape["precision"].removeprefix("mixed_")))
+        for name, program in programs.items():
+            program = _RUN.format(contender=program)
+            seconds = contenders.run(program, json.dumps(shape | {"steps": steps}))
+            rates.setdefault(name, []).append(shape["batch"] / statistics.median(seconds))
+    return rates, peaks
+
+
+def share_of_peak(shape, rates, peaks):
+    """Returns the median share of the peak that a step's products are computed at."""
+    from keras_bert_ref import BertConfig
+    from keras_bert_ref.planning import training_flops
+
+    config = BertConfig.from_name(shape["size"], vocab_size=shape["vocabulary"])
+    flops = training_flops(config, shape["length"], shape["predictions"])
+    return contenders.ratio([rate * flops for rate in rates], peaks)
+
+
 def _named(shape):
     return (
         f"{shape['size']}, B={shape['batch']}, S={shape['length']}, P={shape['predictions']}, "
@@ -232,9 +267,6 @@ def main(
     ] = 0,
 ):
     """Prints medians of sequences a second, and shares of the peak."""
-    from keras_bert_ref import BertConfig
-    from keras_bert_ref.planning import training_flops
-
     shape = {
         "size": size,
         "batch": batch,
@@ -245,37 +277,19 @@ def main(
     }
     if listed:
         return profile(shape, listed)
-    programs = {"this library": _OURS}
-    for name, module, program in (
-        ("transformers", "transformers", _TRANSFORMERS),
-        ("keras-hub", "keras_hub", _KERAS_HUB),
-    ):
-        if importlib.util.find_spec(module):
-            programs[name] = program
-    kind = "float32" if precision == "float32" else precision.removeprefix("mixed_")
-    seconds, peaks = {}, []
-    for _ in track(range(rounds), description="turns"):
-        peaks.append(contenders.run(_PEAK, kind))
-        for name, program in programs.items():
-            program = _RUN.format(contender=program)
-            found = contenders.run(program, json.dumps(shape | {"steps": steps}))
-            seconds.setdefault(name, []).append(statistics.median(found))
-    flops = training_flops(BertConfig.from_name(size, vocab_size=vocabulary), length, predictions)
-    peak = statistics.median(peaks)
-    table = Table(title=f"{_named(shape)}, {rounds} turns; peak {peak / 1e12:.2f} TFLOP/s")
+    rates, peaks = compare(shape, steps, rounds)
+    peak = statistics.median(peaks) / 1e12
+    table = Table(title=f"{_named(shape)}, {rounds} turns; peak {peak:.2f} TFLOP/s")
     for column in ("", "sequences/s, median", "(range)", "share of peak", "ours is faster by"):
         table.add_column(column, justify="right" if column else "left")
-    for name, found in seconds.items():
-        rates = [batch / x for x in found]
-        rate = statistics.median(rates)
-        ours = seconds["this library"]
-        ratio = statistics.median(b / a for a, b in zip(ours, found, strict=True))
+    ours = rates["this library"]
+    for name, turns in rates.items():
         table.add_row(
             name,
-            f"{rate:.2f}",
-            f"{min(rates):.2f} – {max(rates):.2f}",
-            f"{rate * flops / peak:.0%}",
-            "" if found is ours else f"× {ratio:.2f}",
+            f"{statistics.median(turns):.2f}",
+            f"{min(turns):.2f} – {max(turns):.2f}",
+            f"{share_of_peak(shape, turns, peaks):.0%}",
+            "" if turns is ours else f"× {contenders.ratio(ours, turns):.2f}",
         )
     Console(width=100).print(table)
 

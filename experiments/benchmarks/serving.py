@@ -108,14 +108,8 @@ def export(model, folder):
     return contenders
 
 
-def main(
-    squad: Annotated[Path, typer.Argument(help="dev-v1.1.json or the like.")],
-    model: Annotated[str, typer.Argument(help="A checkpoint in the format of transformers.")],
-    singles: Annotated[int, typer.Option(help="Texts of each length, one at a time.")] = 100,
-    batches: Annotated[int, typer.Option(help="Batches of 32 texts.")] = 10,
-    rounds: Annotated[int, typer.Option(help="Turns of each contender.")] = 3,
-):
-    """Prints medians of the milliseconds of a text, and of texts a second."""
+def compare(squad, model, singles, batches, rounds):
+    """Returns (contender, precision) → what was found in each turn; the arguments are `main`'s."""
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "texts.json")
@@ -126,6 +120,18 @@ def main(
                 program = _RUN.format(contender=program.format(longest=max(LENGTHS)))
                 found = run(program, where, precision, str(source))
                 results.setdefault((name, precision), []).append(found)
+    return results
+
+
+def main(
+    squad: Annotated[Path, typer.Argument(help="dev-v1.1.json or the like.")],
+    model: Annotated[str, typer.Argument(help="A checkpoint in the format of transformers.")],
+    singles: Annotated[int, typer.Option(help="Texts of each length, one at a time.")] = 100,
+    batches: Annotated[int, typer.Option(help="Batches of 32 texts.")] = 10,
+    rounds: Annotated[int, typer.Option(help="Turns of each contender.")] = 3,
+):
+    """Prints medians of the milliseconds of a text, and of texts a second."""
+    results = compare(squad, model, singles, batches, rounds)
     title = f"{Path(model).name}, text in, {rounds} turns: p50 and p99 of one text (ms)"
     table = Table(title=title)
     columns = [f"{length} pieces" for length in LENGTHS]

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from experiments.benchmarks.contenders import ratio
 from keras_bert_ref import WordPieceTokenizer
 
 _BATCH = 1000  # lines
@@ -51,13 +52,8 @@ def _hugging_face(method, vocabulary, lines):
     return pieces, time.process_time() - start
 
 
-def main(
-    data: Annotated[Path, typer.Argument(help="Folder with text/eltec and vocab.")] = Path(
-        "../shared/data"
-    ),
-    rounds: Annotated[int, typer.Option(help="Turns of each contender.")] = 3,
-):
-    """Prints megabytes (of UTF-8) per second of processor time."""
+def compare(data, rounds):
+    """Returns contender → megabytes a second in each turn; and pieces of each, MB and lines."""
     vocabulary = WordPieceTokenizer.from_vocab(
         data / "vocab/bert-base-uncased-vocab.txt"
     ).vocabulary
@@ -76,22 +72,31 @@ def main(
         for name, run in contenders.items():
             pieces[name], seconds = run(vocabulary, lines)
             rates[name].append(megabytes / seconds)
+    return rates, pieces, megabytes, len(lines)
 
+
+def main(
+    data: Annotated[Path, typer.Argument(help="Folder with text/eltec and vocab.")] = Path(
+        "../shared/data"
+    ),
+    rounds: Annotated[int, typer.Option(help="Turns of each contender.")] = 3,
+):
+    """Prints megabytes (of UTF-8) per second of processor time."""
+    rates, pieces, megabytes, lines = compare(data, rounds)
     table = Table(
-        title=f"{megabytes:.1f} MB, {len(lines):,} lines, {rounds} rounds; "
+        title=f"{megabytes:.1f} MB, {lines:,} lines, {rounds} rounds; "
         f"tokenizers {tokenizers.__version__}"
     )
     for column in ("", "pieces", "MB/s, median", "lowest – highest", "ours is faster by"):
         table.add_column(column, justify="left" if not column else "right")
     ours = rates["keras-bert-ref token_ids"]
     for name, values in rates.items():
-        ratio = statistics.median(a / b for a, b in zip(ours, values, strict=True))
         table.add_row(
             name,
             f"{pieces[name]:,}",
             f"{statistics.median(values):.1f}",
             f"{min(values):.1f} – {max(values):.1f}",
-            "" if values is ours else f"× {ratio:.1f}",
+            "" if values is ours else f"× {ratio(ours, values):.1f}",
         )
     Console().print(table)
 
