@@ -93,7 +93,10 @@ class BertEncoder(Pretrained, keras.Model):
             for number in range(config.num_hidden_layers)
         ]
 
-        positions = _Positions(name="positions")(inputs["input_mask"]) if packed else None
+        starts, positions = None, None
+        if packed:
+            starts = _Starts(sequences_per_row, name="starts")(inputs["input_mask"])  # [B, N]
+            positions = _Positions(name="positions")(inputs["input_mask"], starts)  # [B, S]
         x = embeddings(inputs["input_ids"], inputs["segment_ids"], positions)  # [T, H]
         bias = attention_bias(inputs["input_mask"])
         states, probabilities = [x], []
@@ -107,9 +110,7 @@ class BertEncoder(Pretrained, keras.Model):
         outputs = {"sequence_output": sequence_output}
         pooler_layer = None
         if pooler:
-            first_piece = _FirstPiece(sequences_per_row, name="first_piece", autocast=False)(
-                sequence_output, inputs["input_mask"]
-            )
+            first_piece = _FirstPiece(name="first_piece", autocast=False)(sequence_output, starts)
             pooler_layer = dense(
                 config.hidden_size, config, activation="tanh", name="pooler", dtype=dtype
             )
@@ -176,29 +177,35 @@ class _Sequences(keras.layers.Layer):
 
 
 class _FirstPiece(keras.layers.Layer):
-    """The hidden state of [CLS]: [B, S, H] to [B, H], or to [B, N, H] for N sequences to a row."""
+    """The hidden state of [CLS]: [B, S, H] to [B, H], or [B, N, H] where sequences start [B, N]."""
 
-    def __init__(self, sequences, *, name, autocast):
-        super().__init__(name=name, autocast=autocast)
+    def call(self, x, starts=None):
+        if starts is None:
+            return x[:, 0]
+        return tf.gather(x, tf.minimum(starts, tf.shape(x)[1] - 1), batch_dims=1)
+
+
+class _Starts(keras.layers.Layer):
+    """Where in its row each of N sequences starts, given their pieces by number: int32 [B, N].
+
+    One that is not there would start behind the last.
+    """
+
+    def __init__(self, sequences, *, name):
+        super().__init__(name=name)
         self.sequences = sequences
 
-    def call(self, x, input_mask):
-        if self.sequences == 1:
-            return x[:, 0]
-        numbers = tf.range(1, self.sequences + 1)
-        own = input_mask[:, None, :] == numbers[:, None]  # [B, N, S]
-        first = tf.argmax(tf.cast(own, tf.int32), axis=-1, output_type=tf.int32)
-        return tf.gather(x, first, batch_dims=1)
+    def call(self, input_mask):
+        # In float32, because TensorFlow adds up integers on the host even where there is a GPU.
+        lengths = tf.reduce_sum(tf.one_hot(input_mask - 1, self.sequences), axis=1)
+        return tf.cast(tf.cumsum(lengths, axis=1, exclusive=True), tf.int32)
 
 
 class _Positions(keras.layers.Layer):
-    """The place of each piece in its sequence, given those of a row by number: int32 [B, S]."""
+    """The place of each piece in its sequence, of padding in its row: int32 [B, S]."""
 
-    def call(self, input_mask):
-        before = (input_mask[:, None, :] > 0) & (
-            input_mask[:, None, :] < input_mask[:, :, None]
-        )  # [B, S, S], whether a piece is of an earlier sequence
-        start = tf.reduce_sum(tf.cast(before, tf.int32), axis=-1)
+    def call(self, input_mask, starts):
+        start = tf.gather(starts, tf.maximum(input_mask - 1, 0), batch_dims=1)
         return tf.range(tf.shape(input_mask)[1]) - start
 
 

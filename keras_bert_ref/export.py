@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from keras_bert_ref._tensorflow import tf
-from keras_bert_ref.errors import CheckpointWarning, ExportError, OutputError
+from keras_bert_ref.errors import CheckpointWarning, ConfigError, ExportError, OutputError
 from keras_bert_ref.files import check_free, first_line, replacing_folder, writing
 from keras_bert_ref.pretrained import encoder_of
 from keras_bert_ref.serving.computation import Computation
@@ -61,11 +61,16 @@ def export_saved_model(
         Signature → (inputs, outputs), each a dict of name → `tf.TensorSpec`.
 
     Raises:
-        ConfigError: a setting is impossible, or the model's tokenizer is of a kind that a
-            `TextLayer` cannot be.
+        ConfigError: a setting is impossible, the model takes several sequences to a row, or its
+            tokenizer is of a kind that a `TextLayer` cannot be.
         ExportError: the SavedModel does not compute what the model does.
         OutputError: the folder is in use, or cannot be written.
     """
+    if getattr(encoder_of(model), "sequences_per_row", 1) > 1:
+        raise ConfigError(
+            "the model takes several sequences to a row, a server's texts have one each: save it "
+            "with save_pretrained, and export what from_pretrained makes of it"
+        )
     folder = check_place(folder, overwrite)
     one = served_for(model, max_length, task, top)
     compute = Computation(one.compute, one.inputs, freeze)

@@ -97,29 +97,33 @@ class BertPretrainer(TaskModel):
         return (*names, "next_sentence_labels") if self.next_sentence else names
 
     def loss_weights(self, labels):
+        self._check_places(labels)
         weights = {"masked_lm": labels["masked_lm_weights"]}
         if self.next_sentence:
-            weights["next_sentence"] = scored(self._next_sentence_labels(labels))
+            weights["next_sentence"] = scored(labels["next_sentence_labels"])
         return weights
 
     def loss_values(self, labels, outputs):
         values = {"masked_lm": cross_entropy(labels["masked_lm_ids"], outputs["masked_lm_logits"])}
         if self.next_sentence:
             values["next_sentence"] = scored_cross_entropy(
-                self._next_sentence_labels(labels), outputs["next_sentence_logits"]
+                labels["next_sentence_labels"], outputs["next_sentence_logits"]
             )
         return values
 
-    def _next_sentence_labels(self, labels):
-        labels, sequences = labels["next_sentence_labels"], self.encoder.sequences_per_row
+    def _check_places(self, labels):
+        # Without next sentence prediction too: an encoder for rows of one would take a packed row
+        # for a single sequence, and nothing else would show it.
+        if "next_sentence_labels" not in labels:
+            return
+        sequences = self.encoder.sequences_per_row
         wanted = [None] if sequences == 1 else [None, sequences]
-        shape = tf.TensorShape(labels.shape)
+        shape = tf.TensorShape(labels["next_sentence_labels"].shape)
         if not shape.is_compatible_with(wanted):
             raise ConfigError(
                 f"next_sentence_labels have shape {shape}, the model's encoder takes {sequences} "
                 "to a row: its sequences_per_row must be that of pretraining_dataset"
             )
-        return labels
 
     def update_metrics(self, labels, outputs, values, weights):
         right = correct(labels["masked_lm_ids"], outputs["masked_lm_logits"])

@@ -2,7 +2,7 @@
 
 The pieces of a row's n-th sequence have n in `input_mask`, counted from 1, and padding has 0: a row
 of one sequence is what it always was. Each sequence keeps its own [CLS], its own masks and its own
-next sentence label; the encoder (`BertEncoder(packed=True)`) lets none of them see another. What is
+next sentence label; the encoder (`BertEncoder(sequences_per_row=N)`) lets none see another. What is
 learned from a sequence is therefore the same, wherever it lies.
 """
 
@@ -55,8 +55,8 @@ def merge(columns: dict, lengths: np.ndarray, packed: np.ndarray, settings, pad_
         columns: The features of N sequences, see `record_features`: all of them, or all but
             `masked_lm_*`.
         lengths: Pieces of each sequence, int [N].
-        packed: int [R, most], each of the N in one place, in ascending order from row to row; -1 in
-            unused places, which come last.
+        packed: int [R, most], 0 or more in the places of the N, which fill them in this order, and
+            -1 in unused places, which come last.
         settings: `InstanceSettings`.
         pad_id: Id of [PAD].
 

@@ -80,7 +80,8 @@ class InstanceSettings:
         if self.sequences_per_row == 1:
             return self.max_predictions_per_seq
         most = int(self.masked_lm_prob * self.max_seq_length) + self.sequences_per_row
-        return min(most, self.sequences_per_row * self.max_predictions_per_seq)
+        most = min(most, self.sequences_per_row * self.max_predictions_per_seq)
+        return min(most, self.max_seq_length)
 
 
 _WHOLE_NUMBERS = (

@@ -21,7 +21,7 @@ from tfrecords.store import TokenStore
 from tfrecords.workers import check_running
 from tfrecords.writer import ShardWriter, encode_examples
 
-_BATCH = 1024  # rows laid out, masked and encoded at once; the masks drawn depend on it
+_BATCH = 1024  # sequences laid out, masked and encoded at once; the masks drawn depend on it
 _PAIR_FIELDS = 5
 
 
@@ -118,14 +118,15 @@ class WriteShard:
         return pairs[permutation(rng, len(pairs))]
 
     def _rows(self, pairs, rng):
-        """Yields the numbers of the pairs in each row, int64 [up to _BATCH, sequences of a row]."""
-        if self.settings.sequences_per_row == 1:
+        """Returns the numbers of the pairs in each row, batch by batch: a list of int64 [R, N]."""
+        places = self.settings.sequences_per_row
+        if places == 1:
             packed = np.arange(len(pairs))[:, None]
         else:
-            lengths = row_lengths(pairs)
-            packed = pack(lengths, self.settings.max_seq_length, self.settings.sequences_per_row)
+            packed = pack(row_lengths(pairs), self.settings.max_seq_length, places)
             packed = packed[permutation(rng, len(packed))]
-        return np.split(packed, range(_BATCH, len(packed), _BATCH))
+        rows = max(1, _BATCH // places)
+        return np.split(packed, range(rows, len(packed), rows))
 
     def _columns(self, plan, batch, rows, rng):
         position = np.arange(self.settings.max_seq_length)

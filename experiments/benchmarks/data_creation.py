@@ -61,6 +61,8 @@ def grow(files, megabytes, folder):
 def compare(text, vocab, megabytes, processes, dupe_factor, rounds):
     """Returns (MB of the corpus, processes) → what was found in each turn."""
     files = sorted(glob.glob(text))
+    if not files:
+        raise typer.BadParameter(f"there is no file {text}")
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         sizes = {}

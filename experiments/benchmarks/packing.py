@@ -155,6 +155,8 @@ def main(
     processes: Annotated[int, typer.Option(help="For making the data.")] = 2,
 ):
     """Prints medians of real tokens a second, and the held-out losses."""
+    if steps <= _WARM_UP:
+        raise typer.BadParameter(f"--steps must be above {_WARM_UP}")
     found, splits = compare(
         text, vocab, size=size, length=length, places=places, rows=rows, steps=steps,
         learning_rate=learning_rate, precision=precision, rounds=rounds, score=score,

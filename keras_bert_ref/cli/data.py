@@ -93,7 +93,9 @@ def create_data(
     dupe_factor: Annotated[int, typer.Option(help="Passes over the text, each masked anew.")] = 10,
     sequences_per_row: Annotated[
         int,
-        typer.Option(help="Pack up to so many sequences into a row, where documents are short."),
+        typer.Option(
+            help="Pack up to so many sequences into a row; an update then needs fewer rows."
+        ),
     ] = 1,
     whole_word_masking: Annotated[
         bool, typer.Option("--whole-word-masking", help="Mask all pieces of a word, or none.")

@@ -8,7 +8,13 @@ from model_checks import assert_weights_equal, dataset_of, floats, loss_of, valu
 from numpy_bert import NumpyBert, random_weights
 from small_bert import BATCH, CONFIG, encoder_features, pretraining_batch, set_weights
 
-from keras_bert_ref import BertClassifier, BertEncoder, BertPretrainer, FeatureExtractor
+from keras_bert_ref import (
+    BertClassifier,
+    BertEncoder,
+    BertPretrainer,
+    FeatureExtractor,
+    export_saved_model,
+)
 from keras_bert_ref._tensorflow import keras, tf
 from keras_bert_ref.errors import ConfigError
 from tfrecords.packing import merge, pack
@@ -147,6 +153,22 @@ def test_a_training_step_of_packed_rows_is_that_of_the_others(jit_compile):
     assert_weights_equal(values_of(model), values_of(plain), 1e-5)
 
 
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_packed_rows_in_lower_precision(policy):
+    """Near the loss of float32, and nothing of another sequence comes through."""
+    features, labels, _ = packed(*pretraining_batch())
+    exact = float(loss_of(build(PLACES), features, labels))
+    model = build(PLACES, dtype=policy)
+    assert float(loss_of(model, features, labels)) == pytest.approx(exact, rel=0.02)
+    before = model(features)["masked_lm_logits"].numpy()
+    second = features["input_mask"] == 2
+    changed = {**features, "input_ids": np.where(second, 5, features["input_ids"])}
+    after = model(changed)["masked_lm_logits"].numpy()
+    of_second = np.take_along_axis(second, features["masked_lm_positions"], axis=1)
+    np.testing.assert_array_equal(after[~of_second], before[~of_second])
+    assert (after[of_second] != before[of_second]).any()
+
+
 def test_metrics_of_packed_rows_are_those_of_the_others():
     batches = [pretraining_batch(seed) for seed in range(3)]
     plain, model = build(1), build(PLACES)
@@ -186,13 +208,19 @@ def test_what_is_learned_in_packed_rows_is_an_ordinary_model(tmp_path):
     assert float(loss_of(plain, *pretraining_batch())) == pytest.approx(expected, rel=1e-6)
 
 
-def test_what_does_not_fit_together_is_named():
+def test_what_does_not_fit_together_is_named(tmp_path):
     features, labels, _ = packed(*pretraining_batch())
     with pytest.raises(ConfigError, match=r"shape \(\d, 4\), the model's encoder takes 1 to a row"):
         build(1).train_step((features, labels))
     with pytest.raises(ConfigError, match="encoder takes 4 to a row"):
         build(PLACES).train_step(pretraining_batch())
+    model = BertPretrainer(SHALLOW, next_sentence=False)
+    with pytest.raises(ConfigError, match="the model's encoder takes 1 to a row"):
+        loss_of(model, features, labels)
     encoder = BertEncoder(SHALLOW, sequences_per_row=2)
+    with pytest.raises(ConfigError, match="export what from_pretrained makes of it"):
+        export_saved_model(BertPretrainer(encoder), tmp_path / "served" / "1")
+    assert not (tmp_path / "served").exists()
     with pytest.raises(ConfigError, match="takes 2 sequences to a row, which is for pretraining"):
         BertClassifier(encoder, ["a", "b"])
     for value in (0, -1, True, 1.5, "2"):

@@ -115,6 +115,21 @@ def test_packed_shards_hold_what_others_do(made, packed, plain, dynamic_masking,
     assert max(counts) <= settings.predictions_per_row
 
 
+def test_full_sentences_are_packed_too(made, packed, plain):
+    ours, theirs = (
+        texts(made(settings=dataclasses.replace(settings, next_sentence=False)))
+        for settings in (packed, plain)
+    )
+    assert ours == theirs and not any(any(segments) for _, segments, _ in ours)
+
+
+def test_rows_hold_no_more_masked_positions_than_pieces(made, packed):
+    settings = dataclasses.replace(packed, masked_lm_prob=0.95, max_predictions_per_seq=32)
+    assert settings.predictions_per_row == settings.max_seq_length
+    folder = made(settings=settings, dynamic_masking=True)
+    assert batches(folder)[0]["masked_lm_positions"].shape == (8, 32)
+
+
 @pytest.mark.parametrize("whole_words", [False, True])
 def test_each_sequence_of_a_row_is_masked_by_the_rule(tokenizer, settings, whole_words):
     """Drawn in the graph, two to a row; drawn in NumPy, each in a row of its own: equally often."""
