@@ -72,8 +72,8 @@ class Measurement:
 
     Attributes:
         name: of the file that keeps what it found.
-        measure: a function from `Places` and turns to a value for each row; None where no peer is
-            installed.
+        measure: a function from `Places` and turns to a value for each row, None where no peer is
+            installed; and what they were computed from, as JSON takes it.
         rows: (work, against, what is asked) of each.
     """
 
@@ -86,15 +86,16 @@ def _pretraining(precision):
     def measure(places, rounds):
         shape = {**_STEP, "precision": precision}
         rates, peaks = pretraining_step.compare(shape, 5, rounds)
-        ours = rates.pop("this library")
-        return [_by_fastest(ours, rates), pretraining_step.share_of_peak(shape, ours, peaks)]
+        ours, peers = _parted(rates)
+        share = pretraining_step.share_of_peak(shape, ours, peaks)
+        return [_by_fastest(ours, peers), share], {"sequences a second": rates, "FLOP/s": peaks}
 
     return measure
 
 
 def _packing(size):
     def measure(places, rounds):
-        found = []
+        values, found = [], []
         for text in (places.novels, str(places.squad)):
             turns, _ = packing.compare(
                 text, str(places.vocab), size=size, length=512, places=8, rows=4, steps=8,
@@ -102,8 +103,9 @@ def _packing(size):
                 processes=2,
             )  # fmt: skip
             plain, packed = ([turn["rate"] for turn in one] for one in turns.values())
-            found.append(ratio(packed, plain))
-        return found
+            values.append(ratio(packed, plain))
+            found.append(turns)
+        return values, found
 
     return measure
 
@@ -114,7 +116,7 @@ def _fine_tuning(task, size):
         count = (160 if size else 800) if task == "mrpc" else (64 if size else 320)
         kinds = "float32", "mixed_bfloat16"
         rates, *_ = fine_tuning.compare(task, folder, places.model, size, count, 16, kinds, rounds)
-        return [_best_by_best(rates)]
+        return [_best_by_best(rates)], _named(rates)
 
     return measure
 
@@ -134,7 +136,7 @@ def _features(size):
             ]
             found.append(known or [None] * len(kinds))
         theirs, hub = found
-        return [*theirs, None if None in hub else min(hub)]
+        return [*theirs, None if None in hub else min(hub)], _named(rates)
 
     return measure
 
@@ -149,22 +151,23 @@ def _serving(places, rounds):
         for (name, precision), turns in found.items()
         if name != "variables"
     }
-    return [_best_by_best(rates)]
+    return [_best_by_best(rates)], _named(rates)
 
 
 def _tokenization(places, rounds):
     if not importlib.util.find_spec("tokenizers"):
-        return [None]
+        return [None], {}
     from experiments.benchmarks import tokenization
 
     rates, *_ = tokenization.compare(places.data, rounds)
-    ours = rates.pop("keras-bert-ref token_ids")
-    return [_by_fastest(ours, rates)]
+    ours, peers = _parted(rates, "keras-bert-ref token_ids")
+    return [_by_fastest(ours, peers)], rates
 
 
 def _data_creation(places, rounds):
     (turns,) = data_creation.compare(places.novels, places.vocab, [60], [1], 2, rounds).values()
-    return [statistics.median(turn["rate"] for turn in turns) / _ORIGINAL_MB_PER_SECOND]
+    rate = statistics.median(turn["rate"] for turn in turns)
+    return [rate / _ORIGINAL_MB_PER_SECOND], turns
 
 
 def _by_fastest(ours, peers):
@@ -178,8 +181,16 @@ def _best_by_best(rates):
     for (_, name), turns in rates.items():
         best.setdefault(name, []).append(turns)
     best = {name: max(found, key=statistics.median) for name, found in best.items()}
-    ours = best.pop("this library")
-    return _by_fastest(ours, best)
+    return _by_fastest(*_parted(best))
+
+
+def _parted(rates, own="this library"):
+    """Returns our rates, and those of the peers."""
+    return rates[own], {name: turns for name, turns in rates.items() if name != own}
+
+
+def _named(rates):
+    return {", ".join(key): turns for key, turns in rates.items()}
 
 
 _PEERS = "the faster of transformers and keras-hub"
@@ -271,11 +282,11 @@ def main(
         path = out / f"{one.name}.json"
         if not path.exists() and (not only or one.name in only):
             console.print(one.name)
-            values = one.measure(places, rounds)
+            values, found = one.measure(places, rounds)
             if None in values:  # of a peer that is not installed
                 console.print(f"{one.name}: {values}")
             else:
-                replace_text(path, json.dumps({"values": values, "rounds": rounds}) + "\n")
+                replace_text(path, json.dumps({"values": values, "found": found}) + "\n")
     console.print(table(out))
 
 

@@ -29,7 +29,7 @@ def test_the_fastest_precision_of_each_side_counts():
 
 def test_the_table_says_what_is_below(tmp_path):
     for one, values in (("tokenization", [3.5]), ("serving", [None]), ("packing", [1.2, 2.5])):
-        (tmp_path / f"{one}.json").write_text(json.dumps({"values": values, "rounds": 1}))
+        (tmp_path / f"{one}.json").write_text(json.dumps({"values": values, "found": {}}))
     console = Console(width=140, record=True)
     console.print(summary.table(tmp_path))
     lines = console.export_text().splitlines()
