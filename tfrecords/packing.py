@@ -13,8 +13,8 @@ def pack(lengths: np.ndarray, room: int, most: int) -> np.ndarray:
     """Spreads sequences over rows: one after the other, each into the row it fills best.
 
     The longest first would leave the short ones to the end, with more room than `most` of them
-    take: 15 % more rows where eight fill a row on average and are allowed. In random order they
-    come within 1 % of what is possible as soon as `most` is half as many again.
+    take: an eighth more rows where eight fill a row on average and are allowed. In random order
+    they come within 1 % of what is possible as soon as `most` is half as many again.
 
     Args:
         lengths: Pieces of each sequence, int [N], at most `room`, in random order.
