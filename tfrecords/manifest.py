@@ -34,6 +34,11 @@ class Split:
     random_next: float  # share of instances whose second segment is from another document
     shards: tuple[Shard, ...]
 
+    @property
+    def records(self) -> int:
+        """The number of rows."""
+        return sum(shard.records for shard in self.shards)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:

@@ -1,9 +1,25 @@
 """Runs the contenders of a benchmark in processes of their own, and compares them."""
 
+import importlib.util
 import json
 import statistics
 import subprocess
 import sys
+
+
+def installed(ours, peers):
+    """Returns name → program of this library and of the peers that are there.
+
+    Args:
+        ours: this library's program.
+        peers: name → (the module that it takes, program).
+    """
+    found = {
+        name: program
+        for name, (module, program) in peers.items()
+        if importlib.util.find_spec(module)
+    }
+    return {"this library": ours, **found}
 
 
 def run(program, *arguments):

@@ -42,7 +42,7 @@ if __name__ == "__main__":
         text, tokenizer, out, settings, split_sentences="en", processes=int(processes)
     )
     seconds = time.perf_counter() - began
-    rows = sum(shard.records for shard in manifest.splits["train"].shards)
+    rows = manifest.splits["train"].records
     print(json.dumps({"seconds": seconds, "memory": most() - before, "rows": rows}))
 """
 

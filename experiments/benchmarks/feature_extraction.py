@@ -10,7 +10,6 @@ sentence-transformers sort by length; keras-hub has rows of one length, and othe
 fourth digit. With --size, random weights of that shape are read in the place of MODEL's.
 """
 
-import importlib.util
 import json
 import random
 import statistics
@@ -138,13 +137,13 @@ def compare(squad, model, size, questions, paragraphs, precisions, rounds):
     Returns:
         The rates of the second pass, those of the first, and the vectors.
     """
-    programs = {"this library": _OURS}
-    for name, module, program in (
-        ("sentence-transformers", "sentence_transformers", _THEIRS),
-        ("keras-hub", "keras_hub", _KERAS_HUB),
-    ):
-        if importlib.util.find_spec(module):
-            programs[name] = program
+    programs = contenders.installed(
+        _OURS,
+        {
+            "sentence-transformers": ("sentence_transformers", _THEIRS),
+            "keras-hub": ("keras_hub", _KERAS_HUB),
+        },
+    )
     texts = read_texts(squad, questions, paragraphs)
     rates, first, vectors = {}, {}, {}
     with tempfile.TemporaryDirectory() as folder:

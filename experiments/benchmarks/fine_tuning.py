@@ -11,7 +11,6 @@ Each runs in a fresh process, in turn, so that a busy machine slows both alike: 
 which is shown too, and one that counts.
 """
 
-import importlib.util
 import json
 import statistics
 import tempfile
@@ -142,9 +141,7 @@ def compare(task, data, model, size, rows, batch, precisions, rounds):
     Returns:
         The rates of the second epoch, those of the first, and the lengths of the rows.
     """
-    programs = {"this library": _OURS}
-    if importlib.util.find_spec("transformers"):
-        programs["transformers"] = _THEIRS
+    programs = contenders.installed(_OURS, {"transformers": ("transformers", _THEIRS)})
     found, vocabulary = training_rows(task, data, model, rows)
     rates, first = {}, {}
     with tempfile.TemporaryDirectory() as folder:

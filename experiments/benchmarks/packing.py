@@ -125,7 +125,7 @@ def compare(
                 task = {
                     "data": str(where),
                     "held_out": str(single) if score else None,
-                    "rows": round(rows * records(split) / records(packed)),
+                    "rows": round(rows * split.records / packed.records),
                     "size": size,
                     "precision": precision,
                     "steps": steps,
@@ -133,11 +133,6 @@ def compare(
                 }
                 found.setdefault(name, []).append(contenders.run(_RUN, json.dumps(task)))
     return found, {name: split for name, (_, split) in made.items()}
-
-
-def records(split):
-    """Returns the number of rows of a split."""
-    return sum(shard.records for shard in split.shards)
 
 
 def main(
@@ -177,7 +172,7 @@ def main(
         shown = ("loss", "masked_lm_loss", "next_sentence_loss") if score else ()
         table.add_row(
             name,
-            f"{records(splits[name]):,}",
+            f"{splits[name].records:,}",
             f"{splits[name].padding:.1%}",
             f"{statistics.median(turn['tokens'] for turn in turns):,.0f}",
             f"{statistics.median(rates[name]):,.0f}",

@@ -15,7 +15,6 @@ of.
 
 import collections
 import glob
-import importlib.util
 import json
 import statistics
 import tempfile
@@ -219,13 +218,13 @@ def compare(shape, steps, rounds):
         steps: timed in a turn.
         rounds: turns.
     """
-    programs = {"this library": _OURS}
-    for name, module, program in (
-        ("transformers", "transformers", _TRANSFORMERS),
-        ("keras-hub", "keras_hub", _KERAS_HUB),
-    ):
-        if importlib.util.find_spec(module):
-            programs[name] = program
+    programs = contenders.installed(
+        _OURS,
+        {
+            "transformers": ("transformers", _TRANSFORMERS),
+            "keras-hub": ("keras_hub", _KERAS_HUB),
+        },
+    )
     rates, peaks = {}, []
     for _ in track(range(rounds), description="turns"):
         peaks.append(contenders.run(_PEAK, shape["precision"].removeprefix("mixed_")))

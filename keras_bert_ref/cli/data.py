@@ -193,10 +193,10 @@ def create(texts, tokenizer, out, settings, **options):
         if bars is not None:
             bars.stop()
     for name, split in manifest.splits.items():
-        rows = sum(shard.records for shard in split.shards)
-        packed = f" that hold {split.instances:,} sequences" if rows < split.instances else ""
+        held = split.instances > split.records
+        packed = f" that hold {split.instances:,} sequences" if held else ""
         console.print(
-            f"{name}: {rows:,} rows{packed} in {len(split.shards)} shards, from "
+            f"{name}: {split.records:,} rows{packed} in {len(split.shards)} shards, from "
             f"{split.documents:,} documents with {split.tokens:,} pieces; mean length "
             f"{split.mean_length:.1f}, padding {split.padding:.1%}, random next "
             f"{split.random_next:.1%}"
